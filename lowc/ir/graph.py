@@ -1,0 +1,64 @@
+"""The tensor graph between frontend and lowering: ATen ops by name, with the type of every value.
+
+Plain data, no torch.  A graph is functional except that it may end in ``aten.copy_.default`` nodes that write an input.
+"""
+
+from dataclasses import dataclass
+
+from lowc.ir.index import Index, Symbol
+from lowc.ir.types import DType
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """The type of a tensor value; sizes, strides and the storage offset are in elements.  ``device`` is e.g. "cpu", "cuda:0"."""
+
+    dtype: DType
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    offset: Index
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Result ``number`` of the node (or the input) called ``name``."""
+
+    name: str
+    number: int = 0
+
+
+GraphArg = Ref | Index | bool | int | float | complex | str | DType | None | tuple["GraphArg", ...]
+Meta = TensorMeta | Index | None
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor, or a size (meta is the Symbol's Index).  ``mutated``: a closing copy_ writes it."""
+
+    name: str
+    meta: Meta
+    mutated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op.  ``target`` is "aten.add.Tensor"; ``outputs`` has a meta for each result (None: not a tensor, or unused);
+    ``where`` is the user's "file.py:12 in forward: y = x + 1", empty if unknown.
+    """
+
+    name: str
+    target: str
+    args: tuple[GraphArg, ...]
+    kwargs: tuple[tuple[str, GraphArg], ...]
+    outputs: tuple[Meta, ...]
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    name: str
+    symbols: tuple[Symbol, ...]
+    inputs: tuple[Input, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[GraphArg, ...]

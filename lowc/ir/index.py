@@ -1,0 +1,621 @@
+"""Index expressions: exact integers for sizes, strides, coordinates and addresses.
+
+An ``Index`` is a polynomial, a sum of coefficient × product of atoms, made canonical on construction, so that equal
+values that the rules can see are equal objects (``==``).  Atoms are loop axes, size symbols, floor divisions,
+remainders, minima, maxima, and opaque data values.  The div/mod rules use ranges: with ``0 <= j < N``, ``(i*N + j) // N``
+is ``i`` and ``(i*N + j) % N`` is ``j``, for numbers and for symbols.
+
+Not a computer algebra system: no division of polynomials by polynomials beyond what reshapes need, no solving.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import gcd
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop variable, 0 .. extent-1.  Names are unique in a kernel."""
+
+    name: str
+    extent: "Index"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A size known when the kernel is called; ``hi`` None is unbounded."""
+
+    name: str
+    lo: int = 0
+    hi: int | None = None
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class FloorDiv:
+    num: "Index"
+    den: "Index"
+
+
+@dataclass(frozen=True, slots=True)
+class Mod:
+    num: "Index"
+    den: "Index"
+
+
+@dataclass(frozen=True, slots=True)
+class Min:
+    a: "Index"
+    b: "Index"
+
+
+@dataclass(frozen=True, slots=True)
+class Max:
+    a: "Index"
+    b: "Index"
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """An i64 value (an expression node of ``nodes``) used as a coordinate.  Equal only to the same node."""
+
+    expr: object
+
+
+Atom = Axis | Symbol | FloorDiv | Mod | Min | Max | Opaque
+Monomial = tuple[Atom, ...]
+_RANK: dict[type, int] = {Symbol: 0, Axis: 1, FloorDiv: 2, Mod: 3, Min: 4, Max: 5, Opaque: 6}
+
+
+class Index:
+    """A canonical integer polynomial.  ``terms``: (product of atoms, coefficient), sorted, no zero coefficients."""
+
+    __slots__ = ("_hash", "terms")
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
+        """For this module only: ``terms`` must be canonical.  Use ``ix``, the operators, ``floordiv`` and ``mod``."""
+        self.terms = terms
+        self._hash = hash(terms)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Index):
+            return self is other or (self._hash == other._hash and self.terms == other.terms)
+        return isinstance(other, int) and constant(self) == other
+
+    def __add__(self, other: "IndexLike") -> "Index":
+        other = ix(other)
+        if not other.terms:
+            return self
+        if not self.terms:
+            return other
+        return _collect((*self.terms, *other.terms))
+
+    def __neg__(self) -> "Index":
+        return Index(tuple((m, -c) for m, c in self.terms))
+
+    def __sub__(self, other: "IndexLike") -> "Index":
+        return self + -ix(other)
+
+    def __rsub__(self, other: "IndexLike") -> "Index":
+        return ix(other) - self
+
+    def __mul__(self, other: "IndexLike") -> "Index":
+        other = ix(other)
+        if len(other.terms) == 1 and not other.terms[0][0]:
+            factor = other.terms[0][1]
+            return self if factor == 1 else Index(tuple((m, c * factor) for m, c in self.terms))
+        products = [(_product(m, n), c * d) for m, c in self.terms for n, d in other.terms]
+        return _collect(products)
+
+    def __floordiv__(self, other: "IndexLike") -> "Index":
+        return floordiv(self, ix(other))
+
+    def __mod__(self, other: "IndexLike") -> "Index":
+        return mod(self, ix(other))
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return text(self)
+
+
+IndexLike = Index | Atom | int
+ZERO = Index(())
+ONE = Index((((), 1),))
+
+
+def ix(value: IndexLike) -> Index:
+    """``value`` as an Index."""
+    if isinstance(value, Index):
+        return value
+    if isinstance(value, int):
+        return Index((((), int(value)),)) if value else ZERO
+    return Index((((value,), 1),))
+
+
+def constant(index: Index) -> int | None:
+    """The number that ``index`` is, or None if it depends on an atom."""
+    if not index.terms:
+        return 0
+    if len(index.terms) == 1 and not index.terms[0][0]:
+        return index.terms[0][1]
+    return None
+
+
+def _key(atom: Atom) -> tuple[int, str]:
+    if isinstance(atom, Axis | Symbol):
+        return _RANK[type(atom)], atom.name
+    if isinstance(atom, Opaque):
+        return 6, type(atom.expr).__name__
+    return _RANK[type(atom)], text_of_atom(atom)
+
+
+def _monomial_key(monomial: Monomial) -> tuple[int, tuple[tuple[int, str], ...]]:
+    return -len(monomial), tuple(map(_key, monomial))
+
+
+def _product(a: Monomial, b: Monomial) -> Monomial:
+    if not a:
+        return b
+    if not b:
+        return a
+    return tuple(sorted((*a, *b), key=_key))
+
+
+def _collect(terms: Iterable[tuple[Monomial, int]]) -> Index:
+    """The canonical sum of ``terms``."""
+    total: dict[Monomial, int] = {}
+    has_mod = False
+    for monomial, coefficient in terms:
+        total[monomial] = total.get(monomial, 0) + coefficient
+        has_mod = has_mod or any(type(a) is Mod for a in monomial)
+    if has_mod:
+        return _recombine(total)
+    return _sorted(total)
+
+
+def _sorted(total: dict[Monomial, int]) -> Index:
+    kept = [(m, c) for m, c in total.items() if c]
+    if len(kept) > 1:
+        kept.sort(key=lambda term: _monomial_key(term[0]))
+    return Index(tuple(kept))
+
+
+def _recombine(total: dict[Monomial, int]) -> Index:
+    """Applies ``d * (x // d) + x % d = x`` wherever both halves are there."""
+    for monomial, coefficient in list(total.items()):
+        for position, atom in enumerate(monomial):
+            if type(atom) is not Mod or not coefficient:
+                continue
+            quotient = floordiv(atom.num, atom.den)
+            if len(quotient.terms) != 1:
+                continue
+            rest = Index(((monomial[:position] + monomial[position + 1 :], coefficient),))
+            partner = rest * atom.den * quotient
+            if len(partner.terms) == 1 and total.get(partner.terms[0][0]) == partner.terms[0][1]:
+                total = {m: c for m, c in total.items() if m not in (monomial, partner.terms[0][0])}
+                return _sorted(total) + rest * atom.num
+    return _sorted(total)
+
+
+# ---------------------------------------------------------------- division
+
+
+def floordiv(a: Index, b: Index) -> Index:
+    """``a // b`` rounding down; ``b`` must be positive."""
+    divisor = constant(b)
+    if divisor == 1:
+        return a
+    value = constant(a)
+    if divisor is not None and value is not None:
+        return ix(value // divisor)
+    quotient, rest = _divide(a, b)
+    if _in_range(rest, b):
+        return quotient
+    return quotient + _floordiv_rest(rest, b, divisor)
+
+
+def _floordiv_rest(rest: Index, b: Index, divisor: int | None) -> Index:
+    if len(rest.terms) > 1 and (coarse := _coarsen(rest, b)) is not None:
+        return floordiv(coarse[0], coarse[1])
+    if divisor is not None:
+        common = gcd(divisor, *(c for m, c in rest.terms if m))
+        if common > 1:
+            return floordiv(_scale_down(rest, common), ix(divisor // common))
+    if len(rest.terms) == 1 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
+        atom = rest.terms[0][0][0]
+        if isinstance(atom, FloorDiv):
+            return floordiv(atom.num, atom.den * b)
+        if isinstance(atom, Mod):
+            outer, remainder = _divide(atom.den, b)
+            if not remainder.terms:
+                return mod(floordiv(atom.num, b), outer)
+    return ix(FloorDiv(rest, b))
+
+
+def mod(a: Index, b: Index) -> Index:
+    """``a - b * (a // b)``: 0 .. b-1; ``b`` must be positive."""
+    divisor = constant(b)
+    if divisor == 1:
+        return ZERO
+    value = constant(a)
+    if divisor is not None and value is not None:
+        return ix(value % divisor)
+    rest = _divide(_unwrap_mods(a, b), b)[1]
+    if _in_range(rest, b):
+        return rest
+    if len(rest.terms) > 1 and (coarse := _coarsen(rest, b)) is not None:
+        large, count, unit, small = coarse
+        return mod(large, count) * unit + small
+    if divisor is not None:
+        common = gcd(divisor, *(c for _, c in rest.terms))
+        if common > 1:
+            return mod(_scale_down(rest, common), ix(divisor // common)) * common
+    return ix(Mod(rest, b))
+
+
+def _coarsen(a: Index, b: Index) -> tuple[Index, Index, Index, Index] | None:
+    """(x, m, g, r) with ``a == g*x + r``, ``b == g*m``, ``0 <= r < g`` and g not 1: then ``a // b == x // m``."""
+    if len(b.terms) != 1:
+        return None
+    base, factor = b.terms[0]
+    for monomial, coefficient in a.terms:
+        shared = tuple(atom for atom in base if atom in monomial)
+        unit = Index(((shared, gcd(coefficient, factor)),))
+        if unit == ONE or unit == b:
+            continue
+        large, small = _divide(a, unit)
+        count, left = _divide(b, unit)
+        if small.terms and not left.terms and large.terms and _in_range(small, unit):
+            return large, count, unit, small
+    return None
+
+
+def _unwrap_mods(a: Index, b: Index) -> Index:
+    """``x % c`` is ``x`` modulo ``b`` where ``b`` divides ``c``."""
+    out = ZERO
+    for monomial, coefficient in a.terms:
+        term = ix(coefficient)
+        for atom in monomial:
+            inner = isinstance(atom, Mod) and not _divide(atom.den, b)[1].terms
+            term = term * (atom.num if inner and isinstance(atom, Mod) else atom)
+        out = out + term
+    return out
+
+
+def _scale_down(a: Index, common: int) -> Index:
+    """Each coefficient divided by ``common`` (the constant rounded down)."""
+    return _sorted({m: c // common for m, c in a.terms})
+
+
+def _divide(a: Index, b: Index) -> tuple[Index, Index]:
+    """(q, r) with ``a == q*b + r``, q taking every term that visibly is a multiple of ``b``."""
+    if len(b.terms) == 1:
+        (base, factor) = b.terms[0]
+        quotient: list[tuple[Monomial, int]] = []
+        rest: list[tuple[Monomial, int]] = []
+        for monomial, coefficient in a.terms:
+            reduced = _without(monomial, base)
+            if reduced is None:
+                rest.append((monomial, coefficient))
+            elif coefficient % factor == 0:
+                quotient.append((reduced, coefficient // factor))
+            elif not base and not monomial:
+                quotient.append(((), coefficient // factor))
+                rest.append(((), coefficient % factor))
+            else:
+                rest.append((monomial, coefficient))
+        return _collect(quotient), _collect(rest)
+    quotient_sum, remainder = ZERO, a
+    for atom in [*axes_and_symbols(a), None]:
+        share, _ = split(remainder, atom) if atom is not None else (remainder, ZERO)
+        scale = _multiple(share, b)
+        if scale:
+            term = ix(scale) if atom is None else ix(atom) * scale
+            quotient_sum, remainder = quotient_sum + term, remainder - term * b
+    return quotient_sum, remainder
+
+
+def _multiple(a: Index, b: Index) -> int:
+    """k with ``a == k*b``, or 0."""
+    if len(a.terms) != len(b.terms) or not a.terms:
+        return 0
+    scale, left = divmod(a.terms[0][1], b.terms[0][1])
+    return scale if left == 0 and b * scale == a else 0
+
+
+def _without(monomial: Monomial, base: Monomial) -> Monomial | None:
+    """``monomial / base``, or None if it does not divide."""
+    if not base:
+        return monomial
+    left = list(monomial)
+    for atom in base:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def _in_range(rest: Index, b: Index) -> bool:
+    """Whether ``0 <= rest < b`` is certain."""
+    return not rest.terms or (prove_nonneg(rest) and prove_nonneg(b - 1 - rest))
+
+
+def minimum(a: IndexLike, b: IndexLike) -> Index:
+    a, b = ix(a), ix(b)
+    if prove_nonneg(b - a):
+        return a
+    return b if prove_nonneg(a - b) else ix(Min(*sorted((a, b), key=text)))
+
+
+def maximum(a: IndexLike, b: IndexLike) -> Index:
+    a, b = ix(a), ix(b)
+    if prove_nonneg(b - a):
+        return b
+    return a if prove_nonneg(a - b) else ix(Max(*sorted((a, b), key=text)))
+
+
+# ---------------------------------------------------------------- ranges
+
+
+def lower_bound(index: Index) -> int | None:
+    """A number that ``index`` is never below, or None.  Axes and remainders take their own, possibly symbolic, ranges."""
+    if (bound := _numeric_lower_bound(index)) is not None:
+        return bound
+    for atom in _ranged(index):
+        coefficient, rest = split(index, atom)
+        if atom in _ranged(coefficient):
+            return None
+        top = (atom.extent if isinstance(atom, Axis) else atom.den) - 1
+        if (bound := lower_bound(coefficient)) is not None and bound >= 0:
+            return lower_bound(rest)
+        if (bound := lower_bound(-coefficient)) is not None and bound >= 0:
+            return lower_bound(rest + coefficient * top)
+        return None
+    return _symbolic_lower_bound(index)
+
+
+def _numeric_lower_bound(index: Index) -> int | None:
+    """The common case, fast: each term is a number, or a number times one axis of numeric extent."""
+    total = 0
+    for monomial, coefficient in index.terms:
+        if not monomial:
+            total += coefficient
+        elif len(monomial) == 1 and isinstance(monomial[0], Axis):
+            extent = constant(monomial[0].extent)
+            if extent is None:
+                return None
+            total += coefficient * (extent - 1) if coefficient < 0 else 0
+        else:
+            return None
+    return total
+
+
+def upper_bound(index: Index) -> int | None:
+    """A number that ``index`` never exceeds, or None."""
+    below = lower_bound(-index)
+    return None if below is None else -below
+
+
+def prove_nonneg(index: Index) -> bool:
+    """True if ``index >= 0`` is certain."""
+    bound = lower_bound(index)
+    return bound is not None and bound >= 0
+
+
+def _ranged(index: Index) -> list[Axis | Mod]:
+    return [a for m, _ in index.terms for a in m if isinstance(a, Axis | Mod)]
+
+
+def _symbolic_lower_bound(index: Index) -> int | None:
+    """The bound once only symbols and other atoms are left: each is moved to start at 0, then signs decide."""
+    total = 0
+    for monomial, coefficient in index.terms:
+        if not monomial:
+            total += coefficient
+    shifted = index
+    for atom in {a: None for m, _ in index.terms for a in m}:
+        low, _ = _atom_range(atom)
+        if low:
+            shifted = substitute(shifted, {atom: ix(atom) + low}) if isinstance(atom, Symbol) else shifted
+    total = 0
+    for monomial, coefficient in shifted.terms:
+        if not monomial:
+            total += coefficient
+            continue
+        low, high = 1, 1
+        for atom in monomial:
+            bottom, top = _atom_range(atom)
+            if isinstance(atom, Symbol):
+                bottom, top = (0, None if top is None or bottom is None else top - bottom)
+            if bottom is None or bottom < 0:
+                return None
+            low *= bottom
+            high = None if high is None or top is None else high * top
+        if coefficient > 0:
+            total += coefficient * low
+        elif high is None:
+            return None
+        else:
+            total += coefficient * high
+    return total
+
+
+def _atom_range(atom: Atom) -> tuple[int | None, int | None]:
+    """(lowest, highest) value of an atom, None where unknown."""
+    if isinstance(atom, Symbol):
+        return atom.lo, atom.hi
+    if isinstance(atom, Axis):
+        return 0, upper_bound(atom.extent - 1)
+    if isinstance(atom, Mod):
+        return 0, upper_bound(atom.den - 1)
+    if isinstance(atom, FloorDiv):
+        low, high = lower_bound(atom.num), upper_bound(atom.num)
+        least = lower_bound(atom.den)
+        if low is None or low < 0 or least is None or least < 1:
+            return None, None
+        most = upper_bound(atom.den)
+        return (low // most if most else 0), (None if high is None else high // least)
+    if isinstance(atom, Min | Max):
+        lows = (lower_bound(atom.a), lower_bound(atom.b))
+        highs = (upper_bound(atom.a), upper_bound(atom.b))
+        if isinstance(atom, Min):
+            known = [h for h in highs if h is not None]
+            return (None if None in lows else min(lows)), (min(known) if known else None)  # type: ignore[type-var]
+        known = [x for x in lows if x is not None]
+        return (max(known) if known else None), (None if None in highs else max(highs))  # type: ignore[type-var]
+    return None, None
+
+
+# ---------------------------------------------------------------- taking apart
+
+
+def atoms(index: Index) -> Iterator[Atom]:
+    """Every atom in ``index``, also inside divisions; not inside the values of opaque atoms."""
+    for monomial, _ in index.terms:
+        for atom in monomial:
+            yield atom
+            if isinstance(atom, FloorDiv | Mod):
+                yield from atoms(atom.num)
+                yield from atoms(atom.den)
+            elif isinstance(atom, Min | Max):
+                yield from atoms(atom.a)
+                yield from atoms(atom.b)
+
+
+def axes_and_symbols(index: Index) -> list[Axis | Symbol]:
+    """The axes and symbols of ``index``, each once, in order of appearance."""
+    return list({a: None for a in atoms(index) if isinstance(a, Axis | Symbol)})
+
+
+def split(index: Index, atom: Atom) -> tuple[Index, Index]:
+    """(coefficient, rest) with ``index == coefficient * atom + rest``; rest may still hold ``atom`` inside a division."""
+    inside: list[tuple[Monomial, int]] = []
+    outside: list[tuple[Monomial, int]] = []
+    for monomial, coefficient in index.terms:
+        reduced = _without(monomial, (atom,))
+        if reduced is None:
+            outside.append((monomial, coefficient))
+        else:
+            inside.append((reduced, coefficient))
+    return Index(tuple(inside)) if len(inside) < 2 else _sorted(dict(inside)), Index(tuple(outside))
+
+
+def depends_on(index: Index, atom: Atom) -> bool:
+    """Whether ``atom`` occurs anywhere in ``index`` (opaque values not searched)."""
+    return any(a == atom for a in atoms(index))
+
+
+def substitute(
+    index: Index,
+    values: Mapping[Atom, Index],
+    opaque: Callable[[object], object] | None = None,
+) -> Index:
+    """``index`` with atoms replaced, made canonical anew.  ``opaque`` rewrites the values inside opaque atoms."""
+    out = ZERO
+    changed = False
+    for monomial, coefficient in index.terms:
+        term: Index | None = None
+        for position, atom in enumerate(monomial):
+            new = _substitute_atom(atom, values, opaque)
+            if new is None:
+                if term is not None:
+                    term = term * atom
+                continue
+            changed = True
+            term = (ix(coefficient) if term is None else term) * new if term is not None else _prefix(
+                monomial[:position], coefficient
+            ) * new
+        out = out + (Index(((monomial, coefficient),)) if term is None else term)
+    return out if changed else index
+
+
+def _prefix(monomial: Monomial, coefficient: int) -> Index:
+    return Index(((monomial, coefficient),))
+
+
+def _substitute_atom(
+    atom: Atom, values: Mapping[Atom, Index], opaque: Callable[[object], object] | None
+) -> Index | None:
+    """What ``atom`` becomes, or None if it stays."""
+    if atom in values:
+        return values[atom]
+    if isinstance(atom, FloorDiv | Mod | Min | Max):
+        left, right = (atom.num, atom.den) if isinstance(atom, FloorDiv | Mod) else (atom.a, atom.b)
+        a, b = substitute(left, values, opaque), substitute(right, values, opaque)
+        if a is left and b is right:
+            return None
+        return _BUILD[type(atom)](a, b)
+    if isinstance(atom, Opaque) and opaque is not None:
+        expr = opaque(atom.expr)
+        return None if expr is atom.expr else ix(Opaque(expr))
+    return None
+
+
+_BUILD: dict[type, Callable[[Index, Index], Index]] = {FloorDiv: floordiv, Mod: mod, Min: minimum, Max: maximum}
+
+
+def evaluate(index: Index, env: Mapping[str, int], opaque: Callable[[object], int] | None = None) -> int:
+    """The number (or numpy array, where ``env`` holds arrays) that ``index`` is for axes and symbols by name in ``env``."""
+    total = 0
+    for monomial, coefficient in index.terms:
+        value = coefficient
+        for atom in monomial:
+            value = value * _evaluate_atom(atom, env, opaque)
+        total = total + value
+    return total
+
+
+def _evaluate_atom(atom: Atom, env: Mapping[str, int], opaque: Callable[[object], int] | None) -> int:
+    if isinstance(atom, Axis | Symbol):
+        return env[atom.name]
+    if isinstance(atom, FloorDiv):
+        return evaluate(atom.num, env, opaque) // evaluate(atom.den, env, opaque)
+    if isinstance(atom, Mod):
+        return evaluate(atom.num, env, opaque) % evaluate(atom.den, env, opaque)
+    if isinstance(atom, Min | Max):
+        a, b = evaluate(atom.a, env, opaque), evaluate(atom.b, env, opaque)
+        return a * (a <= b) + b * (a > b) if isinstance(atom, Min) else a * (a >= b) + b * (a < b)
+    if opaque is None:
+        raise ValueError(f"no value for the data coordinate {atom.expr!r}")
+    return opaque(atom.expr)
+
+
+# ---------------------------------------------------------------- text
+
+
+def text(index: Index, opaque: Callable[[object], str] = repr) -> str:
+    """``index`` as the printer shows it and the parser reads it; also a Python expression when nothing is opaque."""
+    if not index.terms:
+        return "0"
+    parts: list[str] = []
+    for monomial, coefficient in index.terms:
+        factors = [text_of_atom(a, opaque) for a in monomial]
+        if abs(coefficient) != 1 or not factors:
+            factors.append(str(abs(coefficient)))
+        sign = "-" if coefficient < 0 else "+"
+        parts.append(f" {sign} " if parts else ("-" if coefficient < 0 else ""))
+        parts.append("*".join(factors))
+    return "".join(parts)
+
+
+def text_of_atom(atom: Atom, opaque: Callable[[object], str] = repr) -> str:
+    if isinstance(atom, Axis | Symbol):
+        return atom.name
+    if isinstance(atom, FloorDiv | Mod):
+        sign = "//" if isinstance(atom, FloorDiv) else "%"
+        return f"(({text(atom.num, opaque)}) {sign} ({text(atom.den, opaque)}))"
+    if isinstance(atom, Min | Max):
+        name = "min" if isinstance(atom, Min) else "max"
+        return f"{name}({text(atom.a, opaque)}, {text(atom.b, opaque)})"
+    return f"[{opaque(atom.expr)}]"

@@ -1,0 +1,220 @@
+"""Scalar operations and reducers: one row each.
+
+A row gives the arity, the kinds of dtype it takes (letters of ``types.DType.kind``), the rule for the result dtype, and its
+numpy meaning, which is the reference for the interpreter and for every backend.  Rules: ``same`` (all arguments and the
+result have one dtype), ``bool`` (arguments of one dtype, result bool), ``given`` (the node says), ``select`` (bool, T, T → T),
+``first`` (the dtype of the first argument).
+
+numpy functions see arrays already widened to the compute dtype (f32 for f16 and bf16) and are rounded afterwards.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lowc.ir.types import DType, bool_
+
+
+@dataclass(frozen=True, slots=True)
+class OpRow:
+    """``ulp``: bound of the error of lowc's own f32 expansion, in units in the last place (0: exactly rounded or exact)."""
+
+    name: str
+    arity: int
+    kinds: str
+    rule: str
+    numpy: Callable[..., Any]
+    commutative: bool = False
+    ulp: float = 0.0
+    infix: str = ""
+
+
+def _float_binary(f: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b: f(a, b).astype(np.result_type(a, b), copy=False)
+
+
+def _erf(x: Any) -> Any:
+    from math import erf
+
+    return np.vectorize(erf, otypes=[np.asarray(x).dtype])(x)
+
+
+def _erfc(x: Any) -> Any:
+    from math import erfc
+
+    return np.vectorize(erfc, otypes=[np.asarray(x).dtype])(x)
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def _truncdiv(a: Any, b: Any) -> Any:
+    quotient = np.floor_divide(a, b)
+    return quotient + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0))).astype(quotient.dtype)
+
+
+def _shift(f: Callable[..., Any], fill: Callable[[Any], Any]) -> Callable[..., Any]:
+    def shifted(a: Any, b: Any) -> Any:
+        bits = np.asarray(a).dtype.itemsize * 8
+        wide = (b < 0) | (b >= bits)
+        return np.where(wide, fill(a), f(a, np.where(wide, 0, b).astype(b.dtype)))
+
+    return shifted
+
+
+OPS: dict[str, OpRow] = {
+    row.name: row
+    for row in (
+        # arithmetic
+        OpRow("add", 2, "iuf", "same", np.add, commutative=True, infix="+"),
+        OpRow("sub", 2, "iuf", "same", np.subtract, infix="-"),
+        OpRow("mul", 2, "iuf", "same", np.multiply, commutative=True, infix="*"),
+        OpRow("div", 2, "f", "same", np.divide, infix="/"),
+        OpRow("floordiv", 2, "iu", "same", np.floor_divide),
+        OpRow("truncdiv", 2, "iu", "same", _truncdiv),
+        OpRow("floormod", 2, "iu", "same", np.remainder),
+        OpRow("truncmod", 2, "iu", "same", np.fmod),
+        OpRow("fmod", 2, "f", "same", np.fmod),
+        OpRow("neg", 1, "iuf", "same", np.negative),
+        OpRow("abs", 1, "iuf", "same", np.abs),
+        OpRow("min", 2, "biuf", "same", np.minimum, commutative=True),
+        OpRow("max", 2, "biuf", "same", np.maximum, commutative=True),
+        OpRow("fma", 3, "f", "same", lambda a, b, c: a * b + c),
+        OpRow("mad", 3, "f", "same", lambda a, b, c: a * b + c),
+        OpRow("mulhi", 2, "u", "same", lambda a, b: ((a.astype(np.uint64) * b.astype(np.uint64)) >> 32).astype(a.dtype)),
+        OpRow("sqrt", 1, "f", "same", np.sqrt),
+        OpRow("copysign", 2, "f", "same", np.copysign),
+        # rounding to integral values
+        OpRow("floor", 1, "f", "same", np.floor),
+        OpRow("ceil", 1, "f", "same", np.ceil),
+        OpRow("trunc", 1, "f", "same", np.trunc),
+        OpRow("round", 1, "f", "same", np.rint),
+        # comparison: NaN compares false, but ne is true
+        OpRow("eq", 2, "biuf", "bool", np.equal, commutative=True, infix="=="),
+        OpRow("ne", 2, "biuf", "bool", np.not_equal, commutative=True, infix="!="),
+        OpRow("lt", 2, "biuf", "bool", np.less, infix="<"),
+        OpRow("le", 2, "biuf", "bool", np.less_equal, infix="<="),
+        OpRow("gt", 2, "biuf", "bool", np.greater, infix=">"),
+        OpRow("ge", 2, "biuf", "bool", np.greater_equal, infix=">="),
+        # bits; on bool they are the logical operations
+        OpRow("and", 2, "biu", "same", np.bitwise_and, commutative=True, infix="&"),
+        OpRow("or", 2, "biu", "same", np.bitwise_or, commutative=True, infix="|"),
+        OpRow("xor", 2, "biu", "same", np.bitwise_xor, commutative=True, infix="^"),
+        OpRow("not", 1, "biu", "same", np.invert),
+        OpRow("shl", 2, "iu", "same", _shift(np.left_shift, np.zeros_like), infix="<<"),
+        OpRow("shr", 2, "iu", "same", _shift(np.right_shift, lambda a: np.where(a < 0, -1, 0).astype(a.dtype)), infix=">>"),
+        # types: cast float → int truncates (out of range: the target's value), → bool is "!= 0"
+        OpRow("cast", 1, "biuf", "given", lambda a: a),
+        OpRow("bitcast", 1, "iuf", "given", lambda a: a),
+        OpRow("select", 3, "biuf", "select", np.where),
+        # checks: the value, made safe; where mask is true and the check fails, the call raises
+        OpRow("check_index", 3, "i", "first", lambda v, n, m: np.where((v >= 0) & (v < n), v, 0)),
+        OpRow("check_nonzero", 2, "iu", "first", lambda v, m: np.where(v == 0, np.ones_like(v), v)),
+        # scaling by a power of two: x * 2**n for an integral-valued n of the same dtype, with one rounding
+        OpRow("ldexp", 2, "f", "same", lambda x, n: np.ldexp(x, np.clip(np.nan_to_num(n), -3000, 3000).astype(np.int32))),
+        # maths: expanded by lowc itself (f32, f64); the bound is for f32
+        OpRow("exp", 1, "f", "same", np.exp, ulp=2),
+        OpRow("exp2", 1, "f", "same", np.exp2, ulp=2),
+        OpRow("expm1", 1, "f", "same", np.expm1, ulp=2),
+        OpRow("log", 1, "f", "same", np.log, ulp=2),
+        OpRow("log2", 1, "f", "same", np.log2, ulp=2),
+        OpRow("log10", 1, "f", "same", np.log10, ulp=2),
+        OpRow("log1p", 1, "f", "same", np.log1p, ulp=2),
+        OpRow("sin", 1, "f", "same", np.sin, ulp=2),
+        OpRow("cos", 1, "f", "same", np.cos, ulp=2),
+        OpRow("tan", 1, "f", "same", np.tan, ulp=4),
+        OpRow("asin", 1, "f", "same", np.arcsin, ulp=4),
+        OpRow("acos", 1, "f", "same", np.arccos, ulp=4),
+        OpRow("atan", 1, "f", "same", np.arctan, ulp=3),
+        OpRow("atan2", 2, "f", "same", np.arctan2, ulp=4),
+        OpRow("sinh", 1, "f", "same", np.sinh, ulp=3),
+        OpRow("cosh", 1, "f", "same", np.cosh, ulp=3),
+        OpRow("tanh", 1, "f", "same", np.tanh, ulp=2),
+        OpRow("asinh", 1, "f", "same", np.arcsinh, ulp=4),
+        OpRow("acosh", 1, "f", "same", np.arccosh, ulp=4),
+        OpRow("atanh", 1, "f", "same", np.arctanh, ulp=4),
+        OpRow("erf", 1, "f", "same", _erf, ulp=2),
+        OpRow("erfc", 1, "f", "same", _erfc, ulp=4),
+        OpRow("sigmoid", 1, "f", "same", _sigmoid, ulp=3),
+        OpRow("rsqrt", 1, "f", "same", lambda x: 1 / np.sqrt(x), ulp=2),
+        OpRow("pow", 2, "f", "same", _float_binary(np.power), ulp=2),
+    )
+}
+
+MATHS = frozenset(name for name, row in OPS.items() if row.ulp)
+CHECKS = frozenset({"check_index", "check_nonzero"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """``arity`` accumulators; ``op`` is the row that combines two of them (empty for pairs, which backends expand)."""
+
+    name: str
+    arity: int
+    op: str
+    kinds: str
+
+
+REDUCERS: dict[str, Reducer] = {
+    r.name: r
+    for r in (
+        Reducer("add", 1, "add", "iuf"),
+        Reducer("mul", 1, "mul", "iuf"),
+        Reducer("max", 1, "max", "biuf"),
+        Reducer("min", 1, "min", "biuf"),
+        Reducer("and", 1, "and", "biu"),
+        Reducer("or", 1, "or", "biu"),
+        Reducer("argmax", 2, "", "biuf"),
+        Reducer("argmin", 2, "", "biuf"),
+    )
+}
+
+
+def identity(reducer: str, dtype: DType) -> bool | int | float:
+    """What an accumulator of ``dtype`` starts from.  argmax and argmin: of the value; the index starts at 2**63 - 1.
+
+    A float sum starts from +0.0, as ATen's does.
+    """
+    if reducer in ("max", "argmax", "min", "argmin"):
+        low = reducer in ("max", "argmax")
+        if dtype.kind == "f":
+            return float("-inf") if low else float("inf")
+        if dtype.kind == "b":
+            return not low
+        if dtype.kind == "u":
+            return 0 if low else 2**dtype.bits - 1
+        return -(2 ** (dtype.bits - 1)) if low else 2 ** (dtype.bits - 1) - 1
+    if reducer == "add":
+        return 0.0 if dtype.kind == "f" else 0
+    if reducer == "mul":
+        return 1.0 if dtype.kind == "f" else 1
+    if reducer == "and":
+        return True if dtype.kind == "b" else (2**dtype.bits - 1 if dtype.kind == "u" else -1)
+    return False if dtype.kind == "b" else 0
+
+
+FIRST_INDEX = 2**63 - 1
+
+
+def result_dtype(row: OpRow, args: tuple[DType, ...], given: DType | None) -> DType:
+    """The dtype of ``row`` applied to ``args``; raises ValueError, naming the op, if the arguments do not fit the row."""
+    if len(args) != row.arity:
+        raise ValueError(f"{row.name} takes {row.arity} arguments, got {len(args)}")
+    checked = args[1:] if row.rule == "select" else args[:1] if row.rule == "first" else args
+    for dtype in checked:
+        if dtype.kind not in row.kinds:
+            raise ValueError(f"{row.name} does not take {dtype}")
+    if row.rule in ("same", "bool") and any(d != args[0] for d in args):
+        raise ValueError(f"{row.name} takes arguments of one dtype, got {', '.join(map(str, args))}")
+    if row.rule == "select" and (args[0] != bool_ or args[1] != args[2]):
+        raise ValueError(f"select takes (bool, T, T), got {', '.join(map(str, args))}")
+    if row.rule == "bool":
+        return bool_
+    if row.rule == "given":
+        if given is None:
+            raise ValueError(f"{row.name} needs a target dtype")
+        return given
+    return args[1] if row.rule == "select" else args[0]

@@ -1,0 +1,83 @@
+"""Every option and environment variable: one row each, typed, saying whether it changes generated code.
+
+A row with ``code=True`` is part of every cache key.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lowc.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    default: bool | int | str
+    choices: tuple[Any, ...]
+    code: bool
+    env: str
+    doc: str
+
+
+ROWS: tuple[Row, ...] = (
+    Row("isa", "auto", ("auto", "sse2", "avx2", "avx512"), True, "LOWC_ISA", "instruction set of x86 kernels"),
+    Row("threads", True, (True, False), True, "", "run large kernels on torch's OpenMP threads"),
+    Row("strict_errors", False, (True, False), False, "", "raise where a kernel has no code, instead of running it in ATen"),
+    Row("fallback_random", True, (True,), True, "", "random numbers are ATen's own"),
+    Row("check", False, (True, False), False, "LOWC_CHECK", "verify after every pass"),
+    Row("time", False, (True, False), False, "LOWC_TIME", "print the time of every phase"),
+    Row("dump", "", (), False, "LOWC_DUMP", "directory for a numbered file of each pass and stage"),
+    Row("off", "", (), True, "LOWC_OFF", "comma-separated passes to skip"),
+    Row("only", "", (), False, "LOWC_ONLY", "kernel name: all other launches run in ATen's place only if possible; dumps show this one"),
+)
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The value of every row, by name."""
+
+    isa: str = "auto"
+    threads: bool = True
+    strict_errors: bool = False
+    fallback_random: bool = True
+    check: bool = False
+    time: bool = False
+    dump: str = ""
+    off: str = ""
+    only: str = ""
+    mode: str = "default"
+
+
+def parse(mode: str | None, given: Mapping[str, Any] | None) -> Options:
+    """Options from ``torch.compile``'s keywords over the environment over the defaults.
+
+    Raises OptionError for an unknown mode, name or value, listing the known ones.
+    """
+    if mode is not None and mode not in MODES:
+        raise OptionError(f"unknown mode {mode!r}", hint="modes are " + ", ".join(MODES))
+    values: dict[str, Any] = {"mode": mode or "default"}
+    rows = {row.name: row for row in ROWS}
+    for row in ROWS:
+        if row.env and row.env in os.environ:
+            values[row.name] = _checked(row, _from_text(row, os.environ[row.env]), row.env)
+    for name, value in (given or {}).items():
+        if name not in rows:
+            raise OptionError(f"unknown option {name!r}", hint="options are " + ", ".join(rows))
+        values[name] = _checked(rows[name], value, name)
+    return Options(**values)
+
+
+def _from_text(row: Row, text: str) -> bool | str:
+    if isinstance(row.default, bool):
+        return text.lower() not in ("", "0", "false", "no", "off")
+    return text
+
+
+def _checked(row: Row, value: Any, name: str) -> Any:
+    if type(value) is not type(row.default) or (row.choices and value not in row.choices):
+        allowed = ", ".join(map(repr, row.choices)) or type(row.default).__name__
+        raise OptionError(f"option {name} does not take {value!r}", hint=f"it takes {allowed}")
+    return value

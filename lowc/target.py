@@ -1,0 +1,24 @@
+"""What the scheduler may know of the hardware: frozen data, filled in by a backend's ``detect``."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``kind`` is "x86" or "nvptx"; ``cpu`` and ``features`` are LLVM's names.
+
+    ``vector_bits``: 128 (SSE2), 256 (AVX2) or 512 (AVX-512).  ``registers``: vector registers.  ``l1``, ``l2``, ``l3`` in bytes (a core's;
+    l3 shared).  ``cores``: physical cores or SMs.  ``ops``: hardware abilities the legaliser asks for by name, of "fma", "scalef",
+    "masked" (cheap masked loads and stores), "gather", "f16c", "avx512bf16".
+    """
+
+    kind: str
+    cpu: str
+    features: str
+    vector_bits: int
+    registers: int
+    l1: int
+    l2: int
+    l3: int
+    cores: int
+    ops: frozenset[str]
