@@ -62,9 +62,12 @@ class Max:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """An i64 value (an expression node of ``nodes``) used as a coordinate.  Equal only to the same node."""
+    """The i64 value of a Let (``nodes.Var``, by name) used as a coordinate, e.g. one read from an index tensor."""
 
-    expr: object
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
 
 
 Atom = Axis | Symbol | FloorDiv | Mod | Min | Max | Opaque
@@ -153,10 +156,8 @@ def constant(index: Index) -> int | None:
 
 
 def _key(atom: Atom) -> tuple[int, str]:
-    if isinstance(atom, Axis | Symbol):
+    if isinstance(atom, Axis | Symbol | Opaque):
         return _RANK[type(atom)], atom.name
-    if isinstance(atom, Opaque):
-        return 6, type(atom.expr).__name__
     return _RANK[type(atom)], text_of_atom(atom)
 
 
@@ -481,7 +482,7 @@ def _atom_range(atom: Atom) -> tuple[int | None, int | None]:
 
 
 def atoms(index: Index) -> Iterator[Atom]:
-    """Every atom in ``index``, also inside divisions; not inside the values of opaque atoms."""
+    """Every atom in ``index``, also inside divisions."""
     for monomial, _ in index.terms:
         for atom in monomial:
             yield atom
@@ -512,95 +513,73 @@ def split(index: Index, atom: Atom) -> tuple[Index, Index]:
 
 
 def depends_on(index: Index, atom: Atom) -> bool:
-    """Whether ``atom`` occurs anywhere in ``index`` (opaque values not searched)."""
+    """Whether ``atom`` occurs anywhere in ``index``."""
     return any(a == atom for a in atoms(index))
 
 
-def substitute(
-    index: Index,
-    values: Mapping[Atom, Index],
-    opaque: Callable[[object], object] | None = None,
-) -> Index:
-    """``index`` with atoms replaced, made canonical anew.  ``opaque`` rewrites the values inside opaque atoms."""
+def substitute(index: Index, values: Mapping[Atom, Index]) -> Index:
+    """``index`` with atoms replaced, made canonical anew; the same object if nothing was there to replace."""
     out = ZERO
     changed = False
     for monomial, coefficient in index.terms:
-        term: Index | None = None
-        for position, atom in enumerate(monomial):
-            new = _substitute_atom(atom, values, opaque)
-            if new is None:
-                if term is not None:
-                    term = term * atom
-                continue
-            changed = True
-            term = (ix(coefficient) if term is None else term) * new if term is not None else _prefix(
-                monomial[:position], coefficient
-            ) * new
-        out = out + (Index(((monomial, coefficient),)) if term is None else term)
+        new = [_substitute_atom(atom, values) for atom in monomial]
+        if all(n is None for n in new):
+            out = out + Index(((monomial, coefficient),))
+            continue
+        changed = True
+        term = ix(coefficient)
+        for atom, replacement in zip(monomial, new, strict=True):
+            term = term * (atom if replacement is None else replacement)
+        out = out + term
     return out if changed else index
 
 
-def _prefix(monomial: Monomial, coefficient: int) -> Index:
-    return Index(((monomial, coefficient),))
-
-
-def _substitute_atom(
-    atom: Atom, values: Mapping[Atom, Index], opaque: Callable[[object], object] | None
-) -> Index | None:
+def _substitute_atom(atom: Atom, values: Mapping[Atom, Index]) -> Index | None:
     """What ``atom`` becomes, or None if it stays."""
     if atom in values:
         return values[atom]
     if isinstance(atom, FloorDiv | Mod | Min | Max):
         left, right = (atom.num, atom.den) if isinstance(atom, FloorDiv | Mod) else (atom.a, atom.b)
-        a, b = substitute(left, values, opaque), substitute(right, values, opaque)
-        if a is left and b is right:
-            return None
-        return _BUILD[type(atom)](a, b)
-    if isinstance(atom, Opaque) and opaque is not None:
-        expr = opaque(atom.expr)
-        return None if expr is atom.expr else ix(Opaque(expr))
+        a, b = substitute(left, values), substitute(right, values)
+        return None if a is left and b is right else _BUILD[type(atom)](a, b)
     return None
 
 
 _BUILD: dict[type, Callable[[Index, Index], Index]] = {FloorDiv: floordiv, Mod: mod, Min: minimum, Max: maximum}
 
 
-def evaluate(index: Index, env: Mapping[str, int], opaque: Callable[[object], int] | None = None) -> int:
-    """The number (or numpy array, where ``env`` holds arrays) that ``index`` is for axes and symbols by name in ``env``."""
+def evaluate(index: Index, env: Mapping[str, int]) -> int:
+    """The number that ``index`` is, for values of axes, symbols and opaque names in ``env`` (numpy arrays work as well)."""
     total = 0
     for monomial, coefficient in index.terms:
         value = coefficient
         for atom in monomial:
-            value = value * _evaluate_atom(atom, env, opaque)
+            value = value * _evaluate_atom(atom, env)
         total = total + value
     return total
 
 
-def _evaluate_atom(atom: Atom, env: Mapping[str, int], opaque: Callable[[object], int] | None) -> int:
-    if isinstance(atom, Axis | Symbol):
+def _evaluate_atom(atom: Atom, env: Mapping[str, int]) -> int:
+    if isinstance(atom, Axis | Symbol | Opaque):
         return env[atom.name]
     if isinstance(atom, FloorDiv):
-        return evaluate(atom.num, env, opaque) // evaluate(atom.den, env, opaque)
+        return evaluate(atom.num, env) // evaluate(atom.den, env)
     if isinstance(atom, Mod):
-        return evaluate(atom.num, env, opaque) % evaluate(atom.den, env, opaque)
-    if isinstance(atom, Min | Max):
-        a, b = evaluate(atom.a, env, opaque), evaluate(atom.b, env, opaque)
-        return a * (a <= b) + b * (a > b) if isinstance(atom, Min) else a * (a >= b) + b * (a < b)
-    if opaque is None:
-        raise ValueError(f"no value for the data coordinate {atom.expr!r}")
-    return opaque(atom.expr)
+        return evaluate(atom.num, env) % evaluate(atom.den, env)
+    a, b = evaluate(atom.a, env), evaluate(atom.b, env)
+    return a * (a <= b) + b * (a > b) if isinstance(atom, Min) else a * (a >= b) + b * (a < b)
 
 
 # ---------------------------------------------------------------- text
 
 
-def text(index: Index, opaque: Callable[[object], str] = repr) -> str:
-    """``index`` as the printer shows it and the parser reads it; also a Python expression when nothing is opaque."""
+def text(index: Index) -> str:
+    """``index`` as the printer shows it and the parser reads it; also a Python expression (``min`` and ``max`` included)."""
     if not index.terms:
         return "0"
     parts: list[str] = []
     for monomial, coefficient in index.terms:
-        factors = [text_of_atom(a, opaque) for a in monomial]
+        factors = [text_of_atom(a) for a in monomial]
         if abs(coefficient) != 1 or not factors:
             factors.append(str(abs(coefficient)))
         sign = "-" if coefficient < 0 else "+"
@@ -609,13 +588,16 @@ def text(index: Index, opaque: Callable[[object], str] = repr) -> str:
     return "".join(parts)
 
 
-def text_of_atom(atom: Atom, opaque: Callable[[object], str] = repr) -> str:
-    if isinstance(atom, Axis | Symbol):
+def text_of_atom(atom: Atom) -> str:
+    if isinstance(atom, Axis | Symbol | Opaque):
         return atom.name
     if isinstance(atom, FloorDiv | Mod):
         sign = "//" if isinstance(atom, FloorDiv) else "%"
-        return f"(({text(atom.num, opaque)}) {sign} ({text(atom.den, opaque)}))"
-    if isinstance(atom, Min | Max):
-        name = "min" if isinstance(atom, Min) else "max"
-        return f"{name}({text(atom.a, opaque)}, {text(atom.b, opaque)})"
-    return f"[{opaque(atom.expr)}]"
+        return f"({_operand(atom.num)} {sign} {_operand(atom.den)})"
+    name = "min" if isinstance(atom, Min) else "max"
+    return f"{name}({text(atom.a)}, {text(atom.b)})"
+
+
+def _operand(index: Index) -> str:
+    shown = text(index)
+    return shown if len(index.terms) < 2 and "*" not in shown and not shown.startswith("-") else f"({shown})"

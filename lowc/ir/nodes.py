@@ -1,22 +1,27 @@
 """Every node of the loop IR.  The grammar and the levels are in docs/design.md; what nodes mean is here.
 
 Identity     A node is equal only to itself (``eq=False``); nodes may be shared.  Compare structure with ``walk.same``.
-Order        Statements run in order.  Iterations of an axis of any kind but ``serial`` may run in any order, or at once.
+Order        Statements run in order.  Iterations of an axis of any kind but ``serial`` may run in any order, or at once, so no
+             two of them touch the same element if either writes it (reducers excepted).  Such a loop is fork-join: it ends when
+             all iterations have ended.  An extent may depend on outer axes; below 1 it runs no iteration.
 Let          Evaluated once, where it stands.  Names are unique in a kernel.  Expressions are pure and never trap.
 Accumulator  ``Acc`` sets it to the reducer's identity; the loops between the Acc and its Updates are its reduction axes.
-             After them it is a value.  Read inside, after its Update, it is the running value (a scan: order kept).
-             In all other cases iterations may be combined in any order; float sums may be reassociated there only.
-Masks        A masked-off load reads nothing and is 0; a masked-off store writes nothing; their indices may be anything.
+             After them it is a value (several loops in turn may update it).  Read inside, after its Update, it is the
+             inclusive prefix in axis order (a scan).  Grouping is free, and float sums may be reassociated there only; the result
+             depends on kernel, sizes and target, never on timing.  Alloc with a reducer is an array of accumulators.
+Masks        A masked-off load reads nothing and is 0; a masked-off store or update does nothing; their indices may be anything.
              An unmasked index out of bounds is undefined: data-dependent coordinates pass through ``check_index``.
-Integers     wrap at their width.  Index expressions are exact integers (emitted in i64).
+Checks       ``check_index`` and ``check_nonzero`` yield a safe value and, where their mask holds and the check fails, make the
+             call raise.  They stay in their loop, and what wraps them in a condition must AND it into their mask.
+Integers     wrap at their width.  Index expressions are exact integers (emitted in i64); ``x // 0`` and ``x % 0`` do not trap.
 Floats       IEEE 754 with NaN, inf, -0.0, denormals.  No contraction, no reassociation, no reciprocal: ``fma`` rounds once,
              ``mad`` once or twice as the target likes.  An op on f16 or bf16 computes in f32 and rounds.
-Aliasing     Distinct buffers never overlap.  A kernel may read and write one buffer only at equal coordinates of one iteration.
+Aliasing     Distinct buffers never overlap.
 """
 
 from dataclasses import dataclass
 
-from lowc.ir.index import Axis, Index, Symbol
+from lowc.ir.index import ZERO, Axis, Index, Symbol
 from lowc.ir.types import DType
 
 # ---------------------------------------------------------------- buffers
@@ -92,6 +97,7 @@ Expr = Const | Var | Load | FromIndex | Op
 class Kind:
     """How an axis is bound: serial, parallel, vector, unroll, block, thread, warp, instr.
 
+    A vector loop whose extent is no multiple of ``width`` runs its last strip masked.
     ``width`` is the lanes of a vector axis, the factor of an unrolled one, the threads of a thread axis; ``key`` names
     the instruction of an instr axis (the nest is its meaning).
     """
@@ -135,6 +141,7 @@ class Update:
     vars: tuple[Var, ...]
     reducer: str
     values: tuple[Expr, ...]
+    mask: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,9 +157,10 @@ class Store:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alloc:
-    """Memory from here to the end of the enclosing block; its contents are undefined."""
+    """Memory of static size from here to the end of the enclosing block; undefined, or set to the identity of ``reducer``."""
 
     buffer: Buffer
+    reducer: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,13 +219,15 @@ class Extern:
     """A call of ATen op ``target``.
 
     ``args`` and ``kwargs`` are what ATen takes, tensors as Views.  ``results`` has one entry for each tensor it returns (None where
-    unused); each becomes the storage of that buffer.  ``because`` says why lowc has no kernel for it.
+    unused; a Symbol where a number comes back); each becomes the storage of that buffer.  ``writes``: inputs that it changes.
+    ``because`` says why lowc has no kernel for it.
     """
 
     target: str
     args: tuple[Arg, ...]
     kwargs: tuple[tuple[str, Arg], ...]
-    results: tuple[Buffer | None, ...]
+    results: tuple[Buffer | Symbol | None, ...]
+    writes: tuple[Buffer, ...] = ()
     because: str = ""
     origin: tuple[str, ...] = ()
 
@@ -229,18 +239,20 @@ Step = Launch | Extern
 class Module:
     """What one call does: ``steps`` in order over ``buffers``.
 
-    ``inputs`` are given, ``outputs`` are the Views and numbers returned, ``temps`` are made by steps (a returned temp is allocated as
-    an output).  ``placed`` (from BUFFERED on) maps a temp's name to its byte offset in the workspace.
+    ``inputs`` are the arguments of a call in order: buffers, sizes (a Symbol, or None where the number is of no use), others None.
+    A store to an input is always alive (it is a mutation the user sees).  ``outputs`` are the Views and numbers returned, ``temps`` are
+    made by steps (a returned temp is allocated as an output).  A symbol that is no input is the size of a dimension of one.
+    ``placed`` (from BUFFERED on) maps a temp's name to its byte offset in the workspace, ``workspace`` is that memory's size in bytes.
     """
 
     level: str
     symbols: tuple[Symbol, ...]
-    inputs: tuple[Buffer, ...]
+    inputs: tuple[Buffer | Symbol | None, ...]
     temps: tuple[Buffer, ...]
     outputs: tuple[Arg, ...]
     steps: tuple[Step, ...]
     placed: tuple[tuple[str, Index], ...] = ()
-    workspace: Index | None = None
+    workspace: Index = ZERO
 
 
 LEVELS = ("LOOPS", "SCHEDULED", "BUFFERED", "MACHINE")
