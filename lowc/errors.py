@@ -27,6 +27,10 @@ class OptionError(LowcError):
     """An unknown option or mode, or a value that it does not take."""
 
 
+class Unsupported(LowcError):
+    """A graph that cannot be written as an ``ir.Graph`` (ops with subgraphs, sparse tensors, ...); torch runs it instead."""
+
+
 class NotLowered(LowcError):
     """lowc has no kernel for this op on these arguments; it becomes an extern call of ATen, with the message as the reason."""
 

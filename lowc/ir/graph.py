@@ -1,6 +1,10 @@
 """The tensor graph between frontend and lowering: ATen ops by name, with the type of every value.
 
 Plain data, no torch.  A graph is functional except that it may end in ``aten.copy_.default`` nodes that write an input.
+
+Arguments that torch has types of its own for are strings with a mark: ``device:cuda:0``, ``memory_format:channels_last``,
+``layout:strided``.  Any other string is one.  ``torch.dtype`` is a DType, a size a number or an Index, a list a tuple.
+A truth value on sizes is an Index that is 0 or 1.
 """
 
 from dataclasses import dataclass
