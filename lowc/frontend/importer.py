@@ -1,0 +1,185 @@
+"""FX graphs of ATen ops to ``ir.Graph``: every value's type is read from the fake tensors in ``node.meta['val']``.
+
+How FX values become graph arguments:
+
+* a tensor is a ``Ref``; ``operator.getitem`` on a node with several results is folded into the Ref's number;
+* symbolic integers and their arithmetic (``aten.sym_size.int``, ``operator.mul``, ...) become ``Index`` values and no node;
+* ``torch.dtype`` is a ``DType``; a device, a memory format and a layout are strings with a mark:
+  ``device:cuda:0``, ``memory_format:channels_last``, ``layout:strided`` (see ``ir/graph.py``);
+* tensors that the module holds (``get_attr``) become further inputs, after the graph's own, and are returned beside it.
+"""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowc.errors import Unsupported
+from lowc.frontend.dtypes import dtype_of
+from lowc.frontend.shapes import index_of, symbols_of
+from lowc.frontend.source import user_line
+from lowc.ir.graph import Graph, GraphArg, Input, Meta, Node, Ref, TensorMeta
+from lowc.ir.index import Symbol
+
+_Env = dict[fx.Node, Any]
+
+
+def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tensor]]:
+    """(graph, constants): the constants are the values of the last ``len(constants)`` inputs of the graph.
+
+    ``gm`` comes from AOTAutograd or export: placeholders, ATen ops with ``meta['val']``, one output.  Raises Unsupported, with the
+    user's line, for what cannot be written down: ops with subgraphs, in-place ops other than a closing ``copy_`` into an input,
+    sparse or quantised tensors, and dtypes that lowc has no name for.
+    """
+    symbols = symbols_of(_all_values(gm))
+    env: _Env = {}
+    inputs: list[Input] = []
+    constants: dict[str, torch.Tensor] = {}
+    nodes: list[Node] = []
+    outputs: tuple[GraphArg, ...] = ()
+    for node in gm.graph.nodes:
+        try:
+            if node.op == "placeholder":
+                inputs.append(_input(node, symbols, env))
+            elif node.op == "get_attr":
+                _constant(gm, node, constants, env)
+            elif node.op == "call_function":
+                nodes.extend(_call(node, symbols, env))
+            elif node.op == "output":
+                result = _arg(node.args[0], symbols, env)
+                outputs = result if isinstance(result, tuple) else (result,)
+            else:
+                raise Unsupported(f"FX node {node.format_node()} cannot be imported")
+        except Unsupported as error:
+            error.where = error.where or user_line(node)
+            raise
+    inputs += [Input(key, _tensor_meta(tensor, symbols)) for key, tensor in constants.items()]
+    written = {node.args[0].name for node in nodes if node.target == _COPY and isinstance(node.args[0], Ref)}
+    marked = tuple(Input(i.name, i.meta, i.name in written) for i in inputs)
+    graph = Graph(name, tuple(symbols.values()), marked, tuple(nodes), outputs)
+    return graph, list(constants.values())
+
+
+_COPY = "aten.copy_.default"
+
+
+def _all_values(gm: fx.GraphModule) -> list[Any]:
+    """Every tensor and symbolic number in the graph."""
+    out: list[Any] = []
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        out.extend(value if isinstance(value, tuple | list) else [value])
+    return out
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def _input(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> Input:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        env[node] = Ref(node.name)
+        return Input(node.name, _tensor_meta(value, symbols))
+    if isinstance(value, int | torch.SymInt):
+        env[node] = index_of(value, symbols)
+        return Input(node.name, env[node])
+    if value is None:
+        env[node] = None
+        return Input(node.name, None)
+    raise Unsupported(f"input {node.name} is a {type(value).__name__}")
+
+
+def _constant(gm: fx.GraphModule, node: fx.Node, constants: dict[str, torch.Tensor], env: _Env) -> None:
+    value: Any = gm
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    if not isinstance(value, torch.Tensor):
+        raise Unsupported(f"attribute {node.target} is a {type(value).__name__}, not a tensor")
+    constants[node.name] = value
+    env[node] = Ref(node.name)
+
+
+def _call(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node, ...]:
+    """The nodes that ``node`` becomes: one, or none where it only picks a result or computes a size."""
+    target, value = node.target, node.meta.get("val")
+    if target is operator.getitem:
+        env[node] = _picked(env[node.args[0]], node.args[1])
+        return ()
+    if isinstance(value, torch.SymInt | torch.SymBool | int) and target != torch.ops.aten._local_scalar_dense.default:
+        env[node] = index_of(value, symbols)
+        return ()
+    if not isinstance(target, torch._ops.OpOverload):
+        raise Unsupported(f"{getattr(target, '__name__', target)} cannot be called by name")
+    args = _arg(node.args, symbols, env)
+    kwargs = tuple((key, _arg(arg, symbols, env)) for key, arg in node.kwargs.items())
+    _check_functional(node, args)
+    several = isinstance(value, tuple | list)
+    metas = tuple(_meta(v, symbols) for v in (value if several else () if value is None else (value,)))
+    if isinstance(value, torch.SymInt | int):
+        env[node] = index_of(value, symbols)
+    else:
+        env[node] = tuple(Ref(node.name, n) for n in range(len(metas))) if several else Ref(node.name)
+    return (Node(node.name, str(target), args, kwargs, metas, user_line(node)),)
+
+
+def _picked(results: Any, number: Any) -> Any:
+    if not isinstance(results, tuple) or not isinstance(number, int):
+        raise Unsupported(f"getitem {number!r} of something that has no numbered results")
+    return results[number]
+
+
+def _check_functional(node: fx.Node, args: tuple[GraphArg, ...]) -> None:
+    assert isinstance(node.target, torch._ops.OpOverload)
+    if not node.target._schema.is_mutable:
+        return
+    destination = node.args[0] if node.args else None
+    if str(node.target) == _COPY and isinstance(destination, fx.Node) and destination.op == "placeholder":
+        return
+    raise Unsupported(f"{node.target} changes a tensor in place")
+
+
+# ---------------------------------------------------------------- values
+
+
+def _meta(value: Any, symbols: Mapping[str, Symbol]) -> Meta:
+    if isinstance(value, torch.Tensor):
+        return _tensor_meta(value, symbols)
+    if isinstance(value, int | torch.SymInt):
+        return index_of(value, symbols)
+    if value is None:
+        return None
+    raise Unsupported(f"a result is a {type(value).__name__}")
+
+
+def _tensor_meta(value: torch.Tensor, symbols: Mapping[str, Symbol]) -> TensorMeta:
+    if value.layout != torch.strided:
+        raise Unsupported(f"tensors of layout {value.layout} are not supported")
+    if value.is_quantized or value.is_conj() or value.is_neg():
+        raise Unsupported("quantised tensors and lazy conj or neg views are not supported")
+    return TensorMeta(
+        dtype_of(value.dtype),
+        tuple(index_of(n, symbols) for n in value.shape),
+        tuple(index_of(n, symbols) for n in value.stride()),
+        index_of(value.storage_offset(), symbols),
+        str(value.device),
+    )
+
+
+def _arg(value: Any, symbols: Mapping[str, Symbol], env: _Env) -> Any:
+    if isinstance(value, fx.Node):
+        return env[value]
+    if isinstance(value, tuple | list):
+        return tuple(_arg(v, symbols, env) for v in value)
+    if value is None or isinstance(value, bool | int | float | complex | str):
+        return value
+    if isinstance(value, torch.SymInt | torch.SymBool):
+        return index_of(value, symbols)
+    if isinstance(value, torch.dtype):
+        return dtype_of(value)
+    if isinstance(value, torch.device):
+        return f"device:{value}"
+    if isinstance(value, torch.layout | torch.memory_format):
+        return f"{type(value).__name__}:{str(value).removeprefix('torch.')}"
+    raise Unsupported(f"an argument is a {type(value).__name__}: {value!r}")

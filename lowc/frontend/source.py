@@ -1,0 +1,31 @@
+"""The user's line that an FX node comes from."""
+
+import re
+from pathlib import Path
+
+import torch
+from torch import fx
+
+_FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<scope>.*)$')
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def user_line(node: fx.Node) -> str:
+    """ "file.py:12 in forward: y = x + 1": the innermost frame outside torch that made ``node``; empty if unknown."""
+    trace = node.meta.get("stack_trace") or node.stack_trace
+    if not trace:
+        return ""
+    lines = trace.splitlines()
+    best = inside = ""
+    for number, line in enumerate(lines):
+        frame = _FRAME.match(line)
+        if frame is None:
+            continue
+        code = lines[number + 1].strip() if number + 1 < len(lines) and not _FRAME.match(lines[number + 1]) else ""
+        code = code.split("    code: ")[-1].removeprefix("code: ")
+        shown = f"{frame['file']}:{frame['line']} in {frame['scope']}" + (f": {code}" if code else "")
+        if frame["file"].startswith(_TORCH):
+            inside = shown
+        else:
+            best = shown
+    return best or inside
