@@ -1,0 +1,106 @@
+"""From Dynamo's graphs to compiled functions: AOTAutograd with lowc's decompositions and partitioner.
+
+AOTAutograd makes the graph functional, traces the backward pass and splits both; each of the graphs that come out is imported
+and handed to ``compile_graph``.  A graph that cannot be imported is run by torch as it is, which is logged and counted in
+``torch._dynamo.utils.counters["lowc"]``.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.utils import counters, flatten_graph_inputs
+from torch._functorch import config
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from lowc.errors import Unsupported
+from lowc.frontend.cse import merge_equal_nodes
+from lowc.frontend.decompositions import decompositions
+from lowc.frontend.importer import import_graph
+from lowc.ir.graph import Graph
+
+log = logging.getLogger("lowc.frontend")
+
+Compiled = Callable[[list[Any]], Sequence[Any]]
+CompileGraph = Callable[[Graph, list[torch.Tensor]], Compiled]
+
+
+def compile_module(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], compile_graph: CompileGraph, *, strict: bool = False
+) -> Callable[..., Any]:
+    """A function that does what ``gm`` (a graph of torch calls, as Dynamo makes them) does, gradients included.
+
+    ``compile_graph`` is called once for each graph that AOTAutograd makes of it: "inference", or "forward" and "backward".
+    With ``strict``, a graph that cannot be imported raises Unsupported.
+    """
+    if any(isinstance(x, list | tuple | dict) for x in example_inputs):
+        return flatten_graph_inputs(gm, example_inputs, lambda g, inputs: compile_module(g, inputs, compile_graph, strict=strict))
+
+    def compiler(name: str) -> Callable[..., Compiled]:
+        return lambda graph, _inputs: compile_fx_graph(graph, name, compile_graph, strict=strict)
+
+    # torch's own merging of equal nodes is replaced by ours, see cse.py.
+    with config.patch(cse=False):
+        return aot_module_simplified(
+            gm,
+            example_inputs,
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            partition_fn=_partition,
+            decompositions=decompositions(),
+            keep_inference_input_mutations=True,
+        )
+
+
+def compile_fx_graph(gm: fx.GraphModule, name: str, compile_graph: CompileGraph, *, strict: bool = False) -> Compiled:
+    """Compiles one functional ATen graph; the result takes a list of inputs, which it may empty, and returns the outputs."""
+    merge_equal_nodes(gm.graph)
+    gm.graph.eliminate_dead_code()
+    try:
+        graph, constants = import_graph(gm, name)
+    except Unsupported as error:
+        if strict:
+            raise
+        log.warning("a %s graph is run by torch, not lowc: %s", name, error)
+        counters["lowc"]["graphs_unsupported"] += 1
+        counters["lowc"][f"unsupported: {error.message}"] += 1
+        return _run_by_torch(gm)
+    counters["lowc"]["graphs"] += 1
+    return _boxed(compile_graph(graph, constants))
+
+
+def _partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    joint.graph.eliminate_dead_code()
+    merge_equal_nodes(joint.graph)
+    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+
+def _boxed(compiled: Compiled) -> Compiled:
+    """``compiled``, marked as taking one list."""
+    if getattr(compiled, "_boxed_call", False):
+        return compiled
+    try:
+        compiled._boxed_call = True  # type: ignore[attr-defined]
+        return compiled
+    except AttributeError:
+
+        def run(args: list[Any]) -> Sequence[Any]:
+            return compiled(args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+
+def _run_by_torch(gm: fx.GraphModule) -> Compiled:
+    gm.recompile()
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        given = tuple(args)
+        args.clear()
+        return gm(*given)
+
+    return _boxed(run)
