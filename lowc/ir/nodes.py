@@ -97,7 +97,8 @@ Expr = Const | Var | Load | FromIndex | Op
 class Kind:
     """How an axis is bound: serial, parallel, vector, unroll, block, thread, warp, instr.
 
-    A vector loop whose extent is no multiple of ``width`` runs its last strip masked.
+    A vector loop whose extent is no multiple of ``width`` runs its last strip masked.  ``interleave``: strips that a vector
+    loop keeps in flight at a time, each with accumulators of its own (hides the latency of reductions).
     ``width`` is the lanes of a vector axis, the factor of an unrolled one, the threads of a thread axis; ``key`` names
     the instruction of an instr axis (the nest is its meaning).
     """
@@ -105,6 +106,7 @@ class Kind:
     name: str = "serial"
     width: int = 0
     key: str = ""
+    interleave: int = 1
 
 
 SERIAL = Kind()

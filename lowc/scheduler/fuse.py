@@ -1,0 +1,297 @@
+"""fuse: LOOPS → LOOPS.  Kernels that share data become one kernel with common loops.
+
+Before: a kernel for the row maxima, one for the sums of exponentials, one for the quotient.  After: one loop over rows with
+three stages.  Joined are a producer with its consumer, and siblings that read the same large buffer, wherever ``merge`` can join
+their outer loops; the consumer's loops are first permuted or split (``i`` over B*S becomes ``i // S, i % S``) if that makes
+them those of the producer.  Bytes saved are what is loaded twice no more; refused is what would leave too few iterations to share
+among cores, or a kernel too large for registers and for linear compile time.
+
+Precondition: a kernel's params are the module's own buffers.  Does not remove stores that have become useless
+(``forward``, ``dead``).  Near-linear: each kernel tries a bounded number of partners.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowc.ir.index import Axis, Index, ix
+from lowc.ir.nodes import Buffer, Extern, For, Launch, Let, Load, Module, Stmt, Store, Var
+from lowc.ir.walk import Substitution, buffers, loads, make_kernel, names, statements, stores
+from lowc.options import Options
+from lowc.scheduler.merge import merge
+from lowc.scheduler.nest import as_map, estimate, numel, plain_axis, prune, returned, step_reads, step_writes
+from lowc.target import Target
+
+MAX_STATEMENTS = 160  # of a fused kernel
+MAX_PARAMS = 48
+MAX_PARTNERS = 4  # kernels that one kernel tries to join
+LARGE = 4096  # elements of a buffer that is worth sharing among siblings
+FEW = 16  # outer iterations below which a large kernel would starve the cores
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """A kernel in the making.  ``size`` counts statements, ``work`` the iterations of its largest nest."""
+
+    step: Launch | Extern
+    reads: set[int]
+    writes: set[int]
+    position: int
+    size: int = 0
+    work: int = 0
+
+
+def run(module: Module, target: Target, options: Options) -> Module:
+    """``module`` with kernels joined; repeated until nothing joins, since a join can make another possible."""
+    groups = [_group(step, number) for number, step in enumerate(module.steps)]
+    for _ in range(3):
+        before = len(groups)
+        groups = _sweep(groups)
+        if len(groups) == before:
+            break
+    return prune(module, [g.step for g in groups])
+
+
+def _group(step: Launch | Extern, position: int) -> _Group:
+    group = _Group(step, {id(b) for b in step_reads(step)}, {id(b) for b in step_writes(step)}, position)
+    if isinstance(step, Launch):
+        group.size = sum(1 for _ in statements(step.kernel.body))
+        group.work = _work(step.kernel.body)
+    return group
+
+
+def _work(body: Sequence[Stmt]) -> int:
+    return max((max(1, estimate(s.axis.extent)) * _work(s.body) for s in body if isinstance(s, For)), default=1)
+
+
+def _sweep(groups: list[_Group]) -> list[_Group]:
+    """One pass over the kernels in order, each joining a kernel before it if it can."""
+    done: list[_Group | None] = []
+    writers: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {}
+    large = _large_buffers(groups)
+    for group in groups:
+        place = None
+        if isinstance(group.step, Launch):
+            for candidate in _candidates(group, done, writers, readers, large):
+                other = done[candidate]
+                assert other is not None
+                spot = _spot(other, group, candidate, len(done), writers, readers)
+                if spot is None or (joined := _join(other, group)) is None:
+                    continue
+                done[candidate] = None
+                place, group = spot, joined
+                break
+        if place is None or place == len(done):
+            place = len(done)
+            done.append(group)
+        else:
+            done[place] = group
+        for buffer in group.reads:
+            readers.setdefault(buffer, []).append(place)
+        for buffer in group.writes:
+            writers.setdefault(buffer, []).append(place)
+    return [g for g in done if g is not None]
+
+
+def _large_buffers(groups: Sequence[_Group]) -> set[int]:
+    found: set[int] = set()
+    for group in groups:
+        if isinstance(group.step, Launch):
+            found |= {id(b) for b in group.step.kernel.params if estimate(numel(b.shape)) >= LARGE}
+    return found
+
+
+def _candidates(
+    group: _Group, done: list[_Group | None], writers: dict[int, list[int]], readers: dict[int, list[int]], large: set[int]
+) -> list[int]:
+    """Positions of kernels to try: producers of what ``group`` reads, then readers of the same large buffers; nearest first."""
+    found: dict[int, None] = {}
+    for numbers in (
+        [n for b in group.reads for n in writers.get(b, ())[-2:]],
+        [n for b in group.reads if b in large for n in readers.get(b, ())[-3:]],
+    ):
+        for number in sorted(numbers, reverse=True):
+            other = done[number]
+            if other is not None and isinstance(other.step, Launch):
+                found[number] = None
+    return list(found)[:MAX_PARTNERS]
+
+
+def _spot(
+    first: _Group, second: _Group, at: int, end: int, writers: dict[int, list[int]], readers: dict[int, list[int]]
+) -> int | None:
+    """Where the joined kernel may stand: at ``at`` if ``second`` can move up, at ``end`` if ``first`` can move down."""
+
+    def touched(buffers_: set[int], table: dict[int, list[int]]) -> bool:
+        return any(at < n < end for b in buffers_ for n in table.get(b, ()))
+
+    if not touched(second.reads, writers) and not touched(second.writes, readers) and not touched(second.writes, writers):
+        return at
+    if not touched(first.writes, readers) and not touched(first.writes, writers) and not touched(first.reads, writers):
+        return end
+    return None
+
+
+# ---------------------------------------------------------------- joining two kernels
+
+
+def _join(first: _Group, second: _Group) -> _Group | None:
+    """One kernel for both, or None if no outer loop joins or it would not pay."""
+    a, b = first.step, second.step
+    assert isinstance(a, Launch)
+    assert isinstance(b, Launch)
+    if first.size + second.size > MAX_STATEMENTS:
+        return None
+    if len({*map(id, a.kernel.params), *map(id, b.kernel.params)}) > MAX_PARAMS:
+        return None
+    mine = _apart(b.kernel.body, names(a.kernel.body) | {p.name for p in a.kernel.params})
+    for head, body in _variants(a.kernel.body, mine):
+        block, joined = merge(head, body)
+        if joined and _wide_enough(block, first, second):
+            params = buffers(block)
+            taken = {p.name for p in params}
+            block_ = _apart(block, taken) if names(block) & taken else tuple(block)
+            kernel = make_kernel(_name(a.kernel.name, b.kernel.name), block_, params)
+            step = Launch(kernel, tuple(params), tuple(dict.fromkeys((*a.origin, *b.origin))))
+            return _group(step, first.position)
+    return None
+
+
+def _name(a: str, b: str) -> str:
+    """A name that tells the first and the last op."""
+    head = a.split("__")[0]
+    return a if head == b else f"{head}__{b.split('__')[-1]}"
+
+
+def _wide_enough(block: Sequence[Stmt], first: _Group, second: _Group) -> bool:
+    """Whether enough iterations are left outside for the cores, or the kernel is small, or its loops joined all the way down."""
+    if max(first.work, second.work) < 16 * LARGE:
+        return True
+    for stmt in block:
+        if isinstance(stmt, For):
+            outer = 1
+            body: Sequence[Stmt] = (stmt,)
+            while len(body) == 1 and isinstance(body[0], For):
+                outer *= max(1, estimate(body[0].axis.extent))
+                body = body[0].body
+            inner_loops = sum(isinstance(s, For) for s in body)
+            if outer < FEW and inner_loops > 1:
+                return False
+    return True
+
+
+def _variants(a: Sequence[Stmt], b: tuple[Stmt, ...]) -> list[tuple[Sequence[Stmt], tuple[Stmt, ...]]]:
+    """Pairs of bodies to try: as they are; b's loops in a's order; one's outer loop split like the other's."""
+    out: list[tuple[Sequence[Stmt], tuple[Stmt, ...]]] = [(a, b)]
+    chain_a, chain_b = _chain(a), _chain(b)
+    if not chain_a or not chain_b:
+        return out
+    if (permuted := _permuted(chain_a, a, chain_b, b)) is not None:
+        out.append((a, permuted))
+    extents_a, extents_b = [f.axis.extent for f in chain_a], [f.axis.extent for f in chain_b]
+    if extents_a[0] != extents_b[0]:
+        if (count := _prefix(extents_a, extents_b[0])) > 1:
+            out.append((a, _split(b, chain_b[0], extents_a[:count])))
+        elif (count := _prefix(extents_b, extents_a[0])) > 1:
+            out.append((_split(a, chain_a[0], extents_b[:count]), b))
+    return out
+
+
+def _chain(body: Sequence[Stmt]) -> list[For]:
+    """The loops that enclose all of ``body``, outermost first."""
+    found: list[For] = []
+    while len(body) == 1 and isinstance(body[0], For):
+        found.append(body[0])
+        body = body[0].body
+    return found
+
+
+def _prefix(extents: Sequence[Index], product: Index) -> int:
+    """How many leading extents have that product, 0 if none."""
+    total = ix(1)
+    for count, extent in enumerate(extents, 1):
+        total = total * extent
+        if total == product:
+            return count
+    return 0
+
+
+def _split(body: Sequence[Stmt], loop: For, extents: Sequence[Index]) -> tuple[Stmt, ...]:
+    """``body``, which is ``loop`` alone, with that loop as a nest of ``extents``."""
+    taken = names(body)
+    axes: list[Axis] = []
+    position = ix(0)
+    for number, extent in enumerate(extents):
+        axis = Axis(_fresh(f"{loop.axis.name}_{number}", taken), extent)
+        axes.append(axis)
+        position = position * extent + axis
+    inner = Substitution({loop.axis: position}).body(loop.body)
+    for axis in reversed(axes):
+        inner = (For(axis, inner),)
+    return inner
+
+
+def _permuted(chain_a: list[For], a: Sequence[Stmt], chain_b: list[For], b: tuple[Stmt, ...]) -> tuple[Stmt, ...] | None:
+    """The map ``b`` with those of its loops outermost that go over what a's outer loops go over; None if that changes nothing."""
+    inner = chain_b[-1].body
+    if any(isinstance(s, For) for s in inner) or not all(isinstance(s, Let | Store) for s in inner):
+        return None
+    wanted: list[Axis] = []
+    for outer in chain_a:
+        axis = _counterpart(outer.axis, a, b)
+        if axis is None or axis in wanted:
+            break
+        wanted.append(axis)
+    order = [*wanted, *(f.axis for f in chain_b if f.axis not in wanted)]
+    if not wanted or order == [f.axis for f in chain_b]:
+        return None
+    for axis in reversed(order):
+        inner = (For(axis, inner),)
+    return inner
+
+
+def _counterpart(axis: Axis, a: Sequence[Stmt], b: Sequence[Stmt]) -> Axis | None:
+    """The axis of ``b`` that goes over a dimension of some common buffer as ``axis`` does in ``a``."""
+    written = {id(s.buffer): s.index for s in stores(a)}
+    for load in loads(b):
+        index = written.get(id(load.buffer))
+        for mine, theirs in zip(load.index, index or (), strict=False):
+            found = plain_axis(mine)
+            if found is not None and plain_axis(theirs) == axis and found.extent == axis.extent:
+                return found
+    return None
+
+
+# ---------------------------------------------------------------- names
+
+
+def _fresh(wanted: str, taken: set[str]) -> str:
+    name, number = wanted, 0
+    while name in taken:
+        number += 1
+        name = f"{wanted}_{number}"
+    taken.add(name)
+    return name
+
+
+def _apart(body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
+    """``body`` with every bound name that is in ``taken`` renamed."""
+    own = names(body)
+    clashes = own & taken
+    if not clashes:
+        return tuple(body)
+    used = own | taken
+    replace = Substitution()
+    for stmt in statements(body):
+        if isinstance(stmt, For) and stmt.axis.name in clashes:
+            replace.atoms[stmt.axis] = ix(Axis(_fresh(stmt.axis.name, used), stmt.axis.extent))
+        elif isinstance(stmt, Let) and stmt.var.name in clashes:
+            replace.rename(stmt.var.name, Var(_fresh(stmt.var.name, used), stmt.var.dtype))
+        elif stmt.__class__.__name__ == "Acc":
+            for var in stmt.vars:  # type: ignore[union-attr]
+                if var.name in clashes:
+                    replace.rename(var.name, Var(_fresh(var.name, used), var.dtype))
+    return replace.body(body)
+
+
+_ = (Buffer, Load, as_map, returned)

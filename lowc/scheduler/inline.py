@@ -1,0 +1,274 @@
+"""inline: LOOPS → LOOPS.  A map's expression moves into the kernels that read it, and its buffer vanishes.
+
+Before:  for i in 8 { t[i] = x[i] * 2 }            after:   for i in 8 { y[i] = exp(x[i] * 2) }
+         for i in 8 { y[i] = exp(t[i]) }
+
+A map is inlined when it ends up in a single kernel and is evaluated there about once an element, or when evaluating it
+costs no more than loading it.  What is returned, read by an extern call, or would be computed many times over stays;
+``fuse`` then brings producer and consumer under one loop.
+
+Precondition: a kernel's params are the module's own buffers (no kernel is shared).  Not done here: reductions, loops.
+Linear: decisions are made once from the last step to the first, then each kernel that stays is rewritten once.
+"""
+
+from collections.abc import Sequence
+
+from lowc.ir.index import Index
+from lowc.ir.nodes import Buffer, Const, Expr, Extern, For, FromIndex, If, Launch, Let, Load, Module, Stmt, Var
+from lowc.ir.walk import (
+    Substitution,
+    buffers,
+    exprs,
+    loads,
+    make_kernel,
+    map_exprs,
+    names,
+    parts,
+    rewrite,
+    statements,
+    stores,
+    with_mask,
+)
+from lowc.options import Options
+from lowc.scheduler.nest import MapNest, as_map, estimate, is_free, numel, prune, step_reads, uses, weight
+from lowc.target import Target
+
+MAX_DEPTH = 24  # maps inlined one through the other; longer chains meet again in ``fuse``
+CHEAP = 2  # an expression of this weight with one large load costs no more than loading its result
+
+
+def run(module: Module, target: Target, options: Options) -> Module:
+    """``module`` with every map inlined where that pays."""
+    blocked: set[int] = set()
+    while True:
+        chosen = _choose(module, blocked)
+        if not chosen:
+            return module
+        steps: list[Launch | Extern] = []
+        clash: set[int] = set()
+        for step in module.steps:
+            if isinstance(step, Extern):
+                steps.append(step)
+            elif not any(id(b) in chosen for b in _written(step)):
+                new = _expand(step, chosen)
+                clash |= _overlapping(new, chosen)
+                steps.append(new)
+        if not clash:
+            return prune(module, steps)
+        blocked |= clash
+
+
+def _written(step: Launch) -> list[Buffer]:
+    return [s.buffer for s in stores(step.kernel.body)]
+
+
+def _overlapping(step: Launch, chosen: dict[int, tuple[MapNest, Launch]]) -> set[int]:
+    """Maps that must not be inlined since ``step`` now reads what it overwrites at other coordinates than it writes."""
+    written: dict[int, set[tuple[Index, ...]]] = {}
+    for store in stores(step.kernel.body):
+        written.setdefault(id(store.buffer), set()).add(store.index)
+    bad = {
+        id(load.buffer)
+        for load in loads(step.kernel.body)
+        if id(load.buffer) in written and written[id(load.buffer)] != {load.index}
+    }
+    if not bad:
+        return set()
+    return {key for key, (_, launch) in chosen.items() if any(id(b) in bad for b in step_reads(launch))}
+
+
+# ---------------------------------------------------------------- which
+
+
+def _choose(module: Module, blocked: set[int]) -> dict[int, tuple[MapNest, Launch]]:
+    """The maps to inline, by ``id`` of their output."""
+    used = uses(module)
+    chosen: dict[int, tuple[MapNest, Launch]] = {}
+    roots: list[frozenset[int]] = [frozenset({n}) for n in range(len(module.steps))]
+    depths: dict[int, int] = {}
+    repeats: dict[int, float] = {}
+    for number in range(len(module.steps) - 1, -1, -1):
+        step = module.steps[number]
+        if not isinstance(step, Launch) or (nest := as_map(step.kernel)) is None:
+            continue
+        out = id(nest.out)
+        consumers = used.readers.get(out, [])
+        if out in blocked or out in used.returned or used.writers[out] != [number] or not consumers:
+            continue
+        if any(isinstance(module.steps[c], Extern) for c in consumers):
+            continue
+        own_roots = frozenset[int]().union(*(roots[c] for c in consumers))
+        if not _order_kept(step, number, own_roots, used.writers):
+            continue
+        repeat = sum(_repeat(module.steps[c], nest) * repeats.get(c, 1.0) for c in consumers)
+        cost = weight(nest.value) + sum(weight(let.value) for let in nest.lets)
+        deep = 1 + max(depths.get(c, 0) for c in consumers)
+        if deep <= MAX_DEPTH and _pays(nest, cost, repeat, len(own_roots)):
+            chosen[out] = (nest, step)
+            roots[number] = own_roots
+            repeats[number] = repeat
+            depths[number] = deep
+    return chosen
+
+
+def _order_kept(step: Launch, number: int, roots: frozenset[int], writers: dict[int, list[int]]) -> bool:
+    """Whether what ``step`` reads is still unchanged when the last of ``roots`` runs."""
+    last = max(roots)
+    return not any(number < w < last for b in step_reads(step) for w in writers.get(id(b), ()))
+
+
+def _pays(nest: MapNest, cost: int, repeat: float, roots: int) -> bool:
+    size = estimate(numel(nest.out.shape))
+    if size <= 1:
+        return True  # invariant everywhere: hoisted out of the loops that use it
+    large = _large_loads(nest, size)
+    if is_free(nest.value) and not nest.lets:
+        return True
+    if roots == 1 and repeat <= 1.25:
+        return True
+    if cost == 0 and large <= 1:
+        return True  # a copy, a cast or a broadcast
+    return cost <= CHEAP and large <= 1 and repeat <= max(2.5, roots * 2.0)
+
+
+def _large_loads(nest: MapNest, size: int) -> int:
+    """How many loads touch at least half as much memory as the result has elements."""
+    found = 0
+    for value in (nest.value, *(let.value for let in nest.lets)):
+        for part in parts(value):
+            if isinstance(part, Load) and estimate(numel(part.buffer.shape)) * 2 >= size:
+                found += 1
+    return found
+
+
+def _repeat(step: Launch | Extern, nest: MapNest) -> float:
+    """How often ``step`` evaluates an element of ``nest``, on average."""
+    assert isinstance(step, Launch)
+    size = max(1, estimate(numel(nest.out.shape)))
+    return max(1.0, _evaluations(step.kernel.body, nest.out, 1) / size)
+
+
+def _evaluations(body: Sequence[Stmt], buffer: Buffer, times: int) -> int:
+    total = 0
+    for stmt in body:
+        if isinstance(stmt, For):
+            total += _evaluations(stmt.body, buffer, times * max(1, estimate(stmt.axis.extent)))
+        elif isinstance(stmt, If):
+            total += _evaluations(stmt.body, buffer, times)
+        distinct = {
+            part.index for e in exprs(stmt) for part in parts(e) if isinstance(part, Load) and part.buffer is buffer
+        }
+        total += times * len(distinct)
+    return total
+
+
+# ---------------------------------------------------------------- how
+
+
+class _Inliner:
+    """Rewrites one kernel.  ``fresh`` numbers the lets; ``fused`` collects the launches that went in, in order."""
+
+    def __init__(self, chosen: dict[int, tuple[MapNest, Launch]], taken: set[str]) -> None:
+        self.chosen = chosen
+        self.taken = taken
+        self.fused: dict[int, Launch] = {}
+
+    def fresh(self, wanted: str) -> str:
+        name, number = wanted, 0
+        while name in self.taken:
+            number += 1
+            name = f"{wanted.rstrip('0123456789_')}_{number}" if number < 3 else f"t{len(self.taken)}_{number}"
+        self.taken.add(name)
+        return name
+
+    def body(self, body: Sequence[Stmt], known: dict[object, Expr]) -> tuple[Stmt, ...]:
+        """``body`` with loads of chosen maps replaced; ``known`` has what enclosing blocks have evaluated."""
+        out: list[Stmt] = []
+        known = dict(known)
+        for stmt in body:
+            if isinstance(stmt, For):
+                out.append(For(stmt.axis, self.body(stmt.body, known), stmt.kind))
+            elif isinstance(stmt, If):
+                out.append(If(stmt.cond, self.body(stmt.body, known)))
+            else:
+                memo: dict[int, Expr] = {}
+                out_stmt = map_exprs(stmt, lambda e: rewrite(e, lambda p: self.part(p, out, known), memo))  # noqa: B023
+                out.append(out_stmt)
+        return tuple(out)
+
+    def part(self, part: Expr, out: list[Stmt], known: dict[object, Expr]) -> Expr:
+        if not isinstance(part, Load) or id(part.buffer) not in self.chosen:
+            return part
+        key = (id(part.buffer), part.index, _mask_key(part.mask))
+        found = known.get(key)
+        if found is None:
+            found = known[key] = self.instance(part, out, known)
+        return found
+
+    def instance(self, load: Load, out: list[Stmt], known: dict[object, Expr]) -> Expr:
+        """The value of a chosen map at the coordinates and under the mask of ``load``; its lets are added to ``out``."""
+        nest, launch = self.chosen[id(load.buffer)]
+        self.fused[id(launch)] = launch
+        replace = Substitution()
+        for axis, position in zip(nest.axes, load.index, strict=True):
+            if axis.terms and axis.terms[0][0]:
+                replace.atoms[axis.terms[0][0][0]] = position
+        masked: dict[int, Expr] = {}
+        for let in nest.lets:
+            value = self.value(replace.expr(let.value), load.mask, masked, out, known)
+            replace.rename(let.var.name, self.named(let.var.name, value, out))
+        value = self.value(replace.expr(nest.value), load.mask, masked, out, known)
+        if isinstance(value, Const | Var | FromIndex | Load):
+            return value
+        return self.named(nest.out.name, value, out)
+
+    def value(
+        self, expr: Expr, mask: Expr | None, masked: dict[int, Expr], out: list[Stmt], known: dict[object, Expr]
+    ) -> Expr:
+        if mask is not None:
+            expr = with_mask(expr, mask, masked)
+        return rewrite(expr, lambda p: self.part(p, out, known), {})
+
+    def named(self, wanted: str, value: Expr, out: list[Stmt]) -> Expr:
+        if isinstance(value, Const | Var):
+            return value
+        var = Var(self.fresh(wanted), value.dtype)
+        out.append(Let(var, value))
+        return var
+
+
+def _mask_key(mask: Expr | None) -> object:
+    """Equal for masks that are surely equal."""
+    if mask is None or isinstance(mask, Var):
+        return None if mask is None else mask.name
+    return id(mask)
+
+
+def _expand(step: Launch, chosen: dict[int, tuple[MapNest, Launch]]) -> Launch:
+    """``step`` with all chosen maps that it reads, directly or through others, inlined."""
+    if not any(id(b) in chosen for b in step_reads(step)):
+        return step
+    taken = {b.name for b in step.kernel.params} | names(step.kernel.body)
+    inliner = _Inliner(chosen, taken)
+    body = inliner.body(step.kernel.body, {})
+    params = buffers(body)
+    origin = tuple(dict.fromkeys(o for launch in (*inliner.fused.values(), step) for o in launch.origin))
+    kernel = make_kernel(step.kernel.name, _unshadow(body, {b.name for b in params}), params)
+    return Launch(kernel, tuple(params), origin)
+
+
+def _unshadow(body: tuple[Stmt, ...], taken: set[str]) -> tuple[Stmt, ...]:
+    """Renames lets that have got the name of a param (a let is named after the buffer it replaces)."""
+    clashes = names(body) & taken
+    if not clashes:
+        return body
+    used = names(body) | taken
+    replace = Substitution()
+    for name in sorted(clashes):
+        number = 1
+        while f"{name}_{number}" in used:
+            number += 1
+        used.add(f"{name}_{number}")
+        dtype = next(s.var.dtype for s in statements(body) if isinstance(s, Let) and s.var.name == name)
+        replace.rename(name, Var(f"{name}_{number}", dtype))
+    return replace.body(body)

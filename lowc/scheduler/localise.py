@@ -1,0 +1,104 @@
+"""localise: LOOPS → LOOPS.  A temp that lives within one iteration of some outer loops becomes scratch memory of that iteration.
+
+Before:  for i in N {                           after:   for i in N {
+           for k in K { e[i, k] = exp(…) }                 alloc e: f32[K] @local
+           for k in K { out[i, k] = e[i, k] / s } }        for k in K { e[k] = exp(…) }
+                                                           for k in K { out[i, k] = e[k] / s } }
+
+For temps that one kernel alone touches, if what is left has a static size that fits into half of a core's L2: each
+thread then reuses one row in cache instead of streaming the whole tensor through memory.
+"""
+
+from collections.abc import Sequence
+
+from lowc.ir.index import Axis, Index, constant
+from lowc.ir.nodes import Alloc, Buffer, For, If, Launch, Module, Stmt
+from lowc.ir.walk import Substitution, buffers, make_kernel
+from lowc.options import Options
+from lowc.scheduler.nest import numel, plain_axis, prune, returned, step_reads, step_writes, touched
+from lowc.target import Target
+
+
+def run(module: Module, target: Target, options: Options) -> Module:
+    """``module`` with private temps made local where they fit."""
+    shared = returned(module)
+    owner: dict[int, int] = {}
+    for number, step in enumerate(module.steps):
+        for buffer in (*step_reads(step), *step_writes(step)):
+            if owner.setdefault(id(buffer), number) != number:
+                shared.add(id(buffer))
+    steps = [_localise(s, shared, target.l2 // 2) if isinstance(s, Launch) else s for s in module.steps]
+    return prune(module, steps)
+
+
+def _localise(step: Launch, shared: set[int], limit: int) -> Launch:
+    body = step.kernel.body
+    room = limit
+    for buffer in step.kernel.params:
+        if id(buffer) in shared:
+            continue
+        placed = _place(body, buffer, room)
+        if placed is not None:
+            body, size = placed
+            room -= size
+    if body is step.kernel.body:
+        return step
+    params = buffers(body)
+    params = [b for b in params if b.space == "global"]
+    return Launch(make_kernel(step.kernel.name, body, params), tuple(params), step.origin)
+
+
+def _place(body: tuple[Stmt, ...], buffer: Buffer, room: int) -> tuple[tuple[Stmt, ...], int] | None:
+    """``body`` with ``buffer`` allocated in the innermost block that holds all its accesses; None if it does not fit there."""
+    fixed: list[Axis] = []
+    block = body
+    while True:
+        inside = [s for s in block if any(a.buffer is buffer for a in touched((s,)))]
+        if len(inside) != 1 or not isinstance(inside[0], For):
+            break
+        loop = inside[0]
+        if _dimension(block, buffer, loop.axis) is None:
+            break
+        fixed.append(loop.axis)
+        block = loop.body
+    gone = {_dimension(body, buffer, axis) for axis in fixed}
+    kept = [d for d in range(len(buffer.shape)) if d not in gone]
+    shape = tuple([buffer.shape[d] for d in kept])
+    count = constant(numel(shape))
+    if not fixed or count is None or count * buffer.dtype.bytes > room:
+        return None
+    strides: list[Index] = []
+    total = numel(())
+    for size in reversed(shape):
+        strides.append(total)
+        total = total * size
+    local = Buffer(buffer.name, buffer.dtype, shape, tuple(reversed(strides)), "local")
+
+    def access(b: Buffer, index: tuple[Index, ...]) -> tuple[Buffer, tuple[Index, ...]]:
+        return (local, tuple([index[d] for d in kept])) if b is buffer else (b, index)
+
+    return _insert(body, fixed[-1], Alloc(local), Substitution(access=access)), count * buffer.dtype.bytes
+
+
+def _dimension(body: Sequence[Stmt], buffer: Buffer, axis: Axis) -> int | None:
+    """The dimension that every access to ``buffer`` in ``body`` indexes with ``axis`` itself."""
+    common: set[int] | None = None
+    for access in touched(body):
+        if access.buffer is buffer:
+            mine = {d for d, index in enumerate(access.index) if plain_axis(index) == axis}
+            common = mine if common is None else common & mine
+    return min(common) if common else None
+
+
+def _insert(body: Sequence[Stmt], axis: Axis, alloc: Alloc, replace: Substitution) -> tuple[Stmt, ...]:
+    """``body`` with ``alloc`` first in the loop over ``axis`` and ``replace`` applied to that loop's body."""
+    out: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, For) and stmt.axis == axis:
+            stmt = For(stmt.axis, (alloc, *replace.body(stmt.body)), stmt.kind)
+        elif isinstance(stmt, For):
+            stmt = For(stmt.axis, _insert(stmt.body, axis, alloc, replace), stmt.kind)
+        elif isinstance(stmt, If):
+            stmt = If(stmt.cond, _insert(stmt.body, axis, alloc, replace))
+        out.append(stmt)
+    return tuple(out)

@@ -1,0 +1,176 @@
+"""Facts about loop nests that several passes ask for: maps, work, sizes.  LOOPS level."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowc.ir.index import Axis, Index, Symbol, constant, evaluate, ix
+from lowc.ir.index import atoms as index_atoms
+from lowc.ir.nodes import Buffer, Const, Expr, Extern, For, FromIndex, Kernel, Launch, Let, Load, Module, Op, Stmt, Store, Var, View
+from lowc.ir.ops import MATHS
+from lowc.ir.walk import children, loads, stores
+
+HINT = 64  # stands in for a symbol of which only the range is known
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MapNest:
+    """A kernel that computes each element of ``out`` once: ``out[axes] = value`` after ``lets``, for all axes."""
+
+    out: Buffer
+    axes: tuple[Index, ...]
+    lets: tuple[Let, ...]
+    value: Expr
+
+
+def as_map(kernel: Kernel) -> MapNest | None:
+    """``kernel`` as a MapNest, or None if it is anything else."""
+    body: Sequence[Stmt] = kernel.body
+    while len(body) == 1 and isinstance(body[0], For):
+        body = body[0].body
+    last = body[-1] if body else None
+    if not isinstance(last, Store) or last.mask is not None or last.reducer:
+        return None
+    lets = body[:-1]
+    if not all(isinstance(s, Let) for s in lets):
+        return None
+    seen: set[Axis] = set()
+    for position, size in zip(last.index, last.buffer.shape, strict=True):
+        if constant(size) == 1 and constant(position) == 0:
+            continue
+        axis = plain_axis(position)
+        if axis is None or axis in seen or axis.extent != size:
+            return None
+        seen.add(axis)
+    return MapNest(last.buffer, last.index, tuple(s for s in lets if isinstance(s, Let)), last.value)
+
+
+def plain_axis(index: Index) -> Axis | None:
+    """The axis that ``index`` is, with nothing added or multiplied."""
+    if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
+        atom = index.terms[0][0][0]
+        return atom if isinstance(atom, Axis) else None
+    return None
+
+
+def weight(expr: Expr, seen: dict[int, int] | None = None) -> int:
+    """The cost of evaluating ``expr`` once, in cheap vector instructions; loads and casts are free."""
+    seen = {} if seen is None else seen
+    if id(expr) in seen:
+        return 0
+    seen[id(expr)] = 1
+    own = 0
+    if isinstance(expr, Op):
+        own = _WEIGHTS.get(expr.name, 12 if expr.name in MATHS else 1)
+    return own + sum(weight(c, seen) for c in children(expr))
+
+
+_WEIGHTS = {
+    "cast": 0, "bitcast": 0, "neg": 1, "div": 4, "sqrt": 4, "floordiv": 12, "truncdiv": 12, "floormod": 12, "truncmod": 12,
+    "fmod": 30, "check_index": 3, "check_nonzero": 3, "pow": 40, "sin": 16, "cos": 16,
+}  # fmt: skip
+
+
+def numel(shape: Sequence[Index]) -> Index:
+    """Number of elements of ``shape``."""
+    total = ix(1)
+    for size in shape:
+        total = total * size
+    return total
+
+
+def estimate(index: Index) -> int:
+    """A number for ``index``: exact if it has one, else with every symbol at its lowest, but at least ``HINT``."""
+    value = constant(index)
+    if value is not None:
+        return value
+    env: dict[str, int] = {}
+    pending = [index]
+    while pending:
+        for atom in index_atoms(pending.pop()):
+            if isinstance(atom, Symbol):
+                env[atom.name] = max(atom.lo, HINT if atom.hi is None else min(atom.hi, HINT))
+            elif isinstance(atom, Axis) and atom.name not in env:
+                env[atom.name] = estimate(atom.extent) // 2
+            elif atom.__class__.__name__ == "Opaque":
+                env[repr(atom)] = 0
+    return int(evaluate(index, env))
+
+
+def is_free(expr: Expr) -> bool:
+    """Whether ``expr`` reads no memory and costs next to nothing."""
+    return isinstance(expr, Const | FromIndex | Var) or (
+        isinstance(expr, Op) and expr.name == "cast" and is_free(expr.args[0])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """Who touches each buffer, by step number, in order; buffers by ``id``."""
+
+    readers: dict[int, list[int]]
+    writers: dict[int, list[int]]
+    returned: set[int]
+
+
+def step_reads(step: Launch | Extern) -> list[Buffer]:
+    """Buffers whose contents ``step`` needs."""
+    if isinstance(step, Launch):
+        found = {id(load.buffer): load.buffer for load in loads(step.kernel.body)}
+        found.update({id(s.buffer): s.buffer for s in stores(step.kernel.body) if s.reducer})
+        return list(found.values())
+    out: list[Buffer] = []
+    pending: list[object] = [*step.args, *(v for _, v in step.kwargs)]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, View):
+            out.append(item.buffer)
+        elif isinstance(item, tuple):
+            pending.extend(item)
+    return out
+
+
+def step_writes(step: Launch | Extern) -> list[Buffer]:
+    """Buffers that ``step`` changes."""
+    if isinstance(step, Launch):
+        return list({id(s.buffer): s.buffer for s in stores(step.kernel.body)}.values())
+    return [*(r for r in step.results if isinstance(r, Buffer)), *step.writes]
+
+
+def uses(module: Module) -> Uses:
+    """The readers and writers of every buffer of ``module``."""
+    readers: dict[int, list[int]] = {}
+    writers: dict[int, list[int]] = {}
+    for number, step in enumerate(module.steps):
+        for buffer in step_reads(step):
+            readers.setdefault(id(buffer), []).append(number)
+        for buffer in step_writes(step):
+            writers.setdefault(id(buffer), []).append(number)
+    return Uses(readers, writers, returned(module))
+
+
+def returned(module: Module) -> set[int]:
+    """``id`` of every buffer that the call returns, and of every input (what is stored there is seen)."""
+    out = {id(b) for b in module.inputs if isinstance(b, Buffer)}
+    pending: list[object] = [*module.outputs]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, View):
+            out.add(id(item.buffer))
+        elif isinstance(item, tuple):
+            pending.extend(item)
+    return out
+
+
+def prune(module: Module, steps: Sequence[Launch | Extern]) -> Module:
+    """``module`` with ``steps``, and only the temps that they still touch or the call returns."""
+    alive = returned(module)
+    for step in steps:
+        alive.update(id(b) for b in step_reads(step))
+        alive.update(id(b) for b in step_writes(step))
+    temps = tuple([t for t in module.temps if id(t) in alive])
+    return Module(module.level, module.symbols, module.inputs, temps, module.outputs, tuple(steps), module.placed, module.workspace)
+
+
+def touched(body: Sequence[Stmt]) -> list[Load | Store]:
+    """Every access to memory in ``body``."""
+    return [*loads(body), *stores(body)]
