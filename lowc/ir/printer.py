@@ -39,7 +39,7 @@ from lowc.ir.nodes import (
     Var,
     View,
 )
-from lowc.ir.ops import OPS
+from lowc.ir.ops import OPS, OpRow
 from lowc.ir.types import DType, bool_, f32, i64
 
 SHARE = 12
@@ -91,8 +91,8 @@ def print_module_lines(module: Module) -> list[Line]:
     symbols = ", ".join(f"{s.name}: {_range(s)}" for s in module.symbols)
     lines: list[Line] = [(f"module @{module.level}({symbols}) {{", module)]
     for item in module.inputs:
-        shown = "none" if item is None else f"size {item.name}" if isinstance(item, Symbol) else print_buffer(item)
-        lines.append((f"  input {shown}", item))
+        size = f"size {item.name}" if isinstance(item, Symbol) else "none"
+        lines.append((f"  input {print_buffer(item) if isinstance(item, Buffer) else size}", item))
     placed = dict(module.placed)
     for buffer in module.temps:
         at = f" at {text(placed[buffer.name])}" if buffer.name in placed else ""
@@ -143,7 +143,11 @@ def print_arg(arg: Arg) -> str:
     """An argument of an extern call, or an output of a module."""
     if isinstance(arg, View):
         buffer = arg.buffer
-        if arg.dtype == buffer.dtype and (arg.shape, arg.strides) == (buffer.shape, buffer.strides) and arg.offset == ZERO:
+        if (
+            arg.dtype == buffer.dtype
+            and (arg.shape, arg.strides) == (buffer.shape, buffer.strides)
+            and arg.offset == ZERO
+        ):
             return buffer.name
         offset = f" + {text(arg.offset)}" if arg.offset != ZERO else ""
         return f"{buffer.name} as {_tensor(arg.dtype, arg.shape, arg.strides)}{offset}"
@@ -173,7 +177,9 @@ def _block(lines: list[Line], body: tuple[Stmt, ...], indent: str) -> None:
     for stmt in body:
         if isinstance(stmt, For):
             kind = print_kind(stmt.kind)
-            lines.append((f"{indent}for {stmt.axis.name} in {text(stmt.axis.extent)}{kind and ' ' + kind} {{", stmt))
+            lines.append(
+                (f"{indent}for {stmt.axis.name} in {text(stmt.axis.extent)}{kind and ' ' + kind} {{", stmt)
+            )
             _block(lines, stmt.body, indent + "  ")
             lines.append((indent + "}", None))
             continue
@@ -304,7 +310,9 @@ def _write(out: list[str], root: Expr, shared: dict[int, str], limit: int) -> No
         elif isinstance(expr, Const):
             out.append(print_const(expr))
         else:
-            out.append(f"idx({text(expr.index)})" if expr.dtype == i64 else f"idx:{expr.dtype}({text(expr.index)})")
+            out.append(
+                f"idx({text(expr.index)})" if expr.dtype == i64 else f"idx:{expr.dtype}({text(expr.index)})"
+            )
         if limit and len(out) > limit:
             return
 
@@ -313,16 +321,15 @@ def _push_op(stack: list[str | tuple[Expr, int]], op: Op, least: int) -> None:
     """Pushes the pieces of ``op``, last first; in parentheses where it binds weaker than ``least``."""
     row = OPS.get(op.name)
     args = op.args
-    natural = row is not None and len(args) == row.arity and _natural(row.rule, op)
+    natural = row is not None and _natural(row, op)
+    pieces: list[str | tuple[Expr, int]]
     if natural and row is not None and row.infix:
         level = PRECEDENCE[row.infix]
-        pieces: list[str | tuple[Expr, int]] = [
-            (args[0], level if level > 1 else 2),
-            f" {row.infix} ",
-            (args[1], level + 1),
-        ]
+        left, right = args
+        pieces = [(left, level if level > 1 else 2), f" {row.infix} ", (right, level + 1)]
     elif natural and op.name == "neg" and not isinstance(args[0], Const):
-        level, pieces = UNARY, ["-", (args[0], UNARY)]
+        level = UNARY
+        pieces = ["-", (args[0], UNARY)]
     else:
         level = UNARY + 1
         if op.name == "cast" and natural:
@@ -331,20 +338,30 @@ def _push_op(stack: list[str | tuple[Expr, int]], op: Op, least: int) -> None:
             name = op.name if natural and op.name != "bitcast" else f"{op.name}:{op.dtype}"
         pieces = [f"{name}("]
         for number, arg in enumerate(args):
-            pieces.extend([", ", (arg, 0)] if number else [(arg, 0)])
+            if number:
+                pieces.append(", ")
+            pieces.append((arg, 0))
         pieces.append(")")
     if level < least:
         pieces = ["(", *pieces, ")"]
     stack.extend(reversed(pieces))
 
 
-def _natural(rule: str, op: Op) -> bool:
-    """Whether the op's dtype is what its row gives for its arguments."""
-    if rule == "same" or rule == "first":
-        return op.dtype == op.args[0].dtype
-    if rule == "bool":
-        return op.dtype == bool_
-    return rule == "given" or op.dtype == op.args[1].dtype
+def _natural(row: OpRow, op: Op) -> bool:
+    """Whether the op is as its row would have it, so that the parser finds its dtype by itself."""
+    args = op.args
+    if len(args) != row.arity:
+        return False
+    dtype = args[1 if row.rule == "select" else 0].dtype
+    if dtype.kind not in row.kinds:
+        return False
+    if row.rule == "same":
+        return op.dtype == dtype and all(a.dtype == dtype for a in args[1:])
+    if row.rule == "bool":
+        return op.dtype == bool_ and args[1].dtype == dtype
+    if row.rule == "select":
+        return op.dtype == dtype and args[2].dtype == dtype and args[0].dtype == bool_
+    return row.rule == "given" or op.dtype == dtype
 
 
 def print_const(const: Const) -> str:
