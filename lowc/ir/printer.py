@@ -54,6 +54,7 @@ PRECEDENCE: dict[str, int] = {
     **dict.fromkeys(("+", "-"), 6),
     **dict.fromkeys(("*", "/"), 7),
 }
+ARITHMETIC = 6
 UNARY = 8
 NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 
@@ -326,7 +327,15 @@ def _push_op(stack: list[str | tuple[Expr, int]], op: Op, least: int) -> None:
     if natural and row is not None and row.infix:
         level = PRECEDENCE[row.infix]
         left, right = args
-        pieces = [(left, level if level > 1 else 2), f" {row.infix} ", (right, level + 1)]
+        if level == 1:
+            pieces = [(left, ARITHMETIC), f" {row.infix} ", (right, ARITHMETIC)]
+        elif (
+            level < ARITHMETIC
+        ):  # next to bit operators, more parentheses than needed: few know their precedence
+            same = isinstance(left, Op) and left.name == op.name
+            pieces = [(left, level if same else UNARY), f" {row.infix} ", (right, UNARY)]
+        else:
+            pieces = [(left, level), f" {row.infix} ", (right, level + 1)]
     elif natural and op.name == "neg" and not isinstance(args[0], Const):
         level = UNARY
         pieces = ["-", (args[0], UNARY)]
