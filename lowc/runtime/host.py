@@ -1,0 +1,433 @@
+"""The host program of an artifact as Python source: straight-line code that a person could have written.
+
+Takes an ``Artifact``, gives a ``Host``: the text of one function ``call(args: list) -> list`` and what its free names mean, as plain
+data.  Nothing here touches torch, so that the text can be shown anywhere; ``program.bind`` gives the names their values.
+
+    def call(args):
+        x, w = args
+        args.clear()
+        out = empty((8, 256), (256, 1), float32)
+        code = run_0(pack(x.data_ptr(), w.data_ptr(), out.data_ptr()))
+        if code:
+            raise failed(code)
+        return [out]
+
+``args`` is emptied, so that an input dies after its last use, as every temp does.  Slots belong to one call: concurrent calls share
+nothing but the pool of workspaces, from which each call takes its own.
+"""
+
+import keyword
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lowc.artifact import Artifact, Native
+from lowc.errors import LowcError
+from lowc.ir.index import Index, Symbol, atoms, constant, split, text
+from lowc.ir.nodes import Arg, Buffer, Extern, Launch, Module, View
+from lowc.ir.types import DType
+from lowc.ir.walk import stores
+
+TORCH_NAMES: dict[str, str] = {
+    "bool": "bool",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "u8": "uint8",
+    "u16": "uint16",
+    "u32": "uint32",
+    "u64": "uint64",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "c64": "complex64",
+    "c128": "complex128",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+}
+HELPERS = (
+    "as_strided",
+    "bumped",
+    "cast_view",
+    "empty",
+    "failed",
+    "give",
+    "new_slots",
+    "owned",
+    "pack",
+    "placed",
+    "restride",
+    "take",
+)
+
+
+@dataclass(slots=True)
+class Host:
+    """``source``, and its free names beyond ``HELPERS`` and the dtypes.
+
+    ``natives``: function of one pointer to slots: symbol of the object.  ``ops``: (ATen target, number of results); ``into``: the same,
+    called with the memory of its results first.  ``literals``: a marked string of ``ir/graph.py``, or a number that Python cannot spell.
+    ``constants``: the names of the last inputs, in order.  ``slots``: how many there are.
+    """
+
+    source: str = ""
+    slots: int = 0
+    natives: dict[str, str] = field(default_factory=dict)
+    ops: dict[str, tuple[str, int]] = field(default_factory=dict)
+    into: dict[str, tuple[str, int]] = field(default_factory=dict)
+    literals: dict[str, str | float | complex] = field(default_factory=dict)
+    constants: tuple[str, ...] = ()
+
+
+def render(artifact: Artifact, constants: int = 0) -> Host:
+    """The host program.  The last ``constants`` inputs are not arguments of a call but fixed tensors, free names of the source.
+
+    Raises LowcError if the size that a symbol stands for cannot be found from the inputs and the results of extern calls.
+    """
+    return _Renderer(artifact, constants).run()
+
+
+class _Renderer:
+    """State of one rendering: the lines so far, which tensors are alive, which sizes are known, and which slots are filled."""
+
+    def __init__(self, artifact: Artifact, constants: int) -> None:
+        module = artifact.module
+        self.artifact = artifact
+        self.module: Module = module
+        self.host = Host(slots=len(artifact.slots))
+        self.lines: list[str] = []
+        self.placed = dict(module.placed)
+        self.names: dict[str, str] = {}
+        self.arguments = module.inputs[: len(module.inputs) - constants]
+        self.fixed = module.inputs[len(module.inputs) - constants :]
+        self.inputs = _names(module.inputs)
+        self.returned = {view.buffer.name: view.buffer for view in _views(module.outputs)}
+        self.alive: set[str] = set()
+        self.known: set[Symbol] = set()
+        self.filled: set[int] = set()
+        self.single = sum(isinstance(step, Native) for step in artifact.program) == 1
+        self.last = _last_uses(artifact)
+        self.written = _written(artifact) & self.inputs
+
+    def run(self) -> Host:
+        module = self.module
+        self._unpack()
+        if module.workspace != 0:
+            self._require((module.workspace,))
+            self.emit(f"ws = take({text(module.workspace)})")
+        if not self.single and any(isinstance(step, Native) for step in self.artifact.program):
+            self.emit("slots = new_slots()")
+        for number, step in enumerate(self.artifact.program):
+            if isinstance(step, Native):
+                self._native(step)
+            else:
+                self._extern(step)
+            self._free(number)
+        for name, buffer in self.returned.items():
+            if name not in self.alive:
+                self._allocate(buffer)
+        if module.workspace != 0:
+            self.emit("give(ws)")
+        if self.written:
+            self.emit(f"bumped({', '.join(self.name(n) for n in sorted(self.written))})")
+        self.emit("return [" + ", ".join(self.arg(a) for a in module.outputs) + "]")
+        self.host.source = "def call(args):\n" + "".join(f"    {line}\n" for line in self.lines)
+        return self.host
+
+    def emit(self, line: str) -> None:
+        self.lines.append(line)
+
+    def name(self, wanted: str) -> str:
+        """A Python name for the buffer ``wanted``: itself where that is possible."""
+        if wanted not in self.names:
+            base = "".join(c if c.isalnum() else "_" for c in wanted)
+            base = base if base and not base[0].isdigit() else f"_{base}"
+            taken = {*self.names.values(), *(s.name for s in self.module.symbols)}
+            while (
+                base in taken or base in _RESERVED or keyword.iskeyword(base) or base.startswith(_GENERATED)
+            ):
+                base += "_"
+            self.names[wanted] = base
+        return self.names[wanted]
+
+    # ------------------------------------------------------------ inputs and sizes
+
+    def _unpack(self) -> None:
+        names = [self._input_name(entry) for entry in self.arguments]
+        if names:
+            self.emit(", ".join(names) + ("," if len(names) == 1 else "") + " = args")
+            self.emit("args.clear()")
+        self.host.constants = tuple(self._input_name(entry) for entry in self.fixed)
+        self.alive.update(self.inputs)
+        buffers = [b for b in self.module.inputs if isinstance(b, Buffer)]
+        for symbol in self.module.symbols:
+            self._solve(symbol, buffers)
+
+    def _input_name(self, entry: Buffer | Symbol | None) -> str:
+        if isinstance(entry, Buffer):
+            return self.name(entry.name)
+        if isinstance(entry, Symbol):
+            self.known.add(entry)
+            return entry.name
+        return "_"
+
+    def _solve(self, symbol: Symbol, sources: Sequence[Buffer]) -> None:
+        """Finds ``symbol`` as the size (or else the stride) of a dimension: ``a * symbol + b`` with numbers a and b."""
+        if symbol in self.known:
+            return
+        found: list[tuple[int, str]] = []
+        for buffer in sources:
+            sizes = [(f"shape[{n}]", dim) for n, dim in enumerate(buffer.shape)]
+            strides = [(f"stride({n})", dim) for n, dim in enumerate(buffer.strides)]
+            for what, dim in sizes + strides:
+                factor, rest = split(dim, symbol)
+                scale, base = constant(factor), constant(rest)
+                if not scale or base is None:
+                    continue
+                value = f"{self.name(buffer.name)}.{what}"
+                value = f"({value} - {base})" if base else value
+                cost = (scale != 1) + (base != 0) + 4 * what.startswith("stride")
+                found.append((cost, value if scale == 1 else f"{value} // {scale}"))
+        if found:
+            self.emit(f"{symbol.name} = {min(found)[1]}")
+            self.known.add(symbol)
+
+    def _require(self, indices: Iterable[Index]) -> None:
+        for index in indices:
+            for atom in atoms(index):
+                if isinstance(atom, Symbol) and atom not in self.known:
+                    raise LowcError(f"the size {atom.name} cannot be found from the inputs of this call")
+
+    # ------------------------------------------------------------ native calls
+
+    def _native(self, step: Native) -> None:
+        launches = [launch for i in step.launches if isinstance(launch := self.module.steps[i], Launch)]
+        needed = {b.name: b for launch in launches for b in launch.args}
+        for buffer in needed.values():
+            if buffer.name not in self.alive and buffer.name not in self.placed:
+                self._allocate(buffer)
+        run = f"run_{len(self.host.natives)}"
+        self.host.natives[run] = step.symbol
+        values = [(slot, self._slot(holds, needed)) for slot, holds in enumerate(self.artifact.slots)]
+        if self.single:
+            self.emit(f"code = {run}(pack({', '.join(value or '0' for _, value in values)}))")
+        else:
+            fresh = [(slot, value) for slot, value in values if value and slot not in self.filled]
+            self.filled.update(slot for slot, _ in fresh)
+            for first, group in _consecutive(fresh):
+                index = f"{first}" if len(group) == 1 else f"{first}:{first + len(group)}"
+                self.emit(f"slots[{index}] = {', '.join(group)}")
+            self.emit(f"code = {run}(slots)")
+        self.emit("if code:")
+        self.emit("    raise failed(code)")
+
+    def _slot(self, holds: str, needed: Mapping[str, Buffer]) -> str:
+        """The expression for a slot, empty if this native call does not need it."""
+        if holds == "workspace":
+            return "ws.address" if self.module.workspace != 0 else ""
+        if holds in needed:
+            return f"{self.name(holds)}.data_ptr()"
+        return holds if any(s.name == holds for s in self.known) else ""
+
+    def _allocate(self, buffer: Buffer) -> None:
+        self._require((*buffer.shape, *buffer.strides))
+        self.alive.add(buffer.name)
+        shape, strides = _tuple(buffer.shape), _tuple(buffer.strides)
+        self.emit(f"{self.name(buffer.name)} = empty({shape}, {strides}, {_dtype(buffer.dtype)})")
+
+    # ------------------------------------------------------------ extern calls
+
+    def _extern(self, step: Extern) -> None:
+        values = (*step.args, *(value for _, value in step.kwargs))
+        for view in _views(values):
+            if view.buffer.name not in self.alive and view.buffer.name not in self.placed:
+                self._allocate(view.buffer)
+        args = [self.arg(a) for a in step.args] + [f"{key}={self.arg(value)}" for key, value in step.kwargs]
+        results = [r for r in step.results if isinstance(r, Buffer)]
+        if results and len(results) == len(step.results) and all(r.name in self.placed for r in results):
+            self._extern_into(step, results, args)
+            return
+        call = f"{self._op(self.host.ops, step, '')}({', '.join(args)})"
+        if any(view.buffer.name in self.placed for view in _views(values)):
+            call = f"owned({call}, ws)"
+        if all(r is None for r in step.results):
+            self.emit(call)
+            return
+        names = [
+            "_" if r is None else r.name if isinstance(r, Symbol) else self.name(r.name) for r in step.results
+        ]
+        self.emit(f"{', '.join(names)} = {call}")
+        self.known.update(r for r in step.results if isinstance(r, Symbol))
+        for result in results:
+            self._take_result(result)
+
+    def _take_result(self, result: Buffer) -> None:
+        """The tensor that ATen returned becomes ``result``, whose strides lowc has planned with."""
+        name, strides = self.name(result.name), _tuple(result.strides)
+        for symbol in self.module.symbols:
+            self._solve(symbol, [result])
+        self._require((*result.shape, *result.strides))
+        if result.name in self.placed:
+            self.emit(f"{self._placed(result)}.copy_({name})")
+            self.emit(f"del {name}")
+            return
+        self.alive.add(result.name)
+        self.emit(f"if {name}.stride() != {strides}:")
+        self.emit(f"    {name} = restride({name}, {strides})")
+
+    def _extern_into(self, step: Extern, results: Sequence[Buffer], args: Sequence[str]) -> None:
+        for result in results:
+            self._require((*result.shape, *result.strides))
+        memory = "(" + "".join(f"{self._placed(r)}, " for r in results).rstrip() + ")"
+        self.emit(f"{self._op(self.host.into, step, '_into')}({', '.join([memory, *args])})")
+
+    def _op(self, table: dict[str, tuple[str, int]], step: Extern, suffix: str) -> str:
+        """A name for the op of ``step``: ``aten_mm`` for "aten.mm.default"; what the name does not tell, a number does."""
+        base = "".join(c if c.isalnum() else "_" for c in step.target.removesuffix(".default")) + suffix
+        what = (step.target, len(step.results))
+        name, number = base, 1
+        while table.setdefault(name, what) != what:
+            number += 1
+            name = f"{base}_{number}"
+        return name
+
+    # ------------------------------------------------------------ values
+
+    def arg(self, value: Arg) -> str:
+        """The Python expression of an argument or an output."""
+        if isinstance(value, View):
+            return self._view(value)
+        if isinstance(value, Index):
+            self._require((value,))
+            return text(value)
+        if isinstance(value, tuple):
+            return "[" + ", ".join(self.arg(v) for v in value) + "]"
+        if isinstance(value, DType):
+            return _dtype(value)
+        if isinstance(value, str) and value.split(":")[0] in MARKS:
+            return self._literal(value)
+        if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
+            return self._literal(value)
+        return repr(value)
+
+    def _literal(self, value: str | float | complex) -> str:
+        name = "literal_" + "".join(c if c.isalnum() else "_" for c in repr(value)).strip("_")
+        if repr(self.host.literals.setdefault(name, value)) != repr(value):
+            name = f"literal_{len(self.host.literals)}"
+            self.host.literals[name] = value
+        return name
+
+    def _view(self, view: View) -> str:
+        buffer = view.buffer
+        self._require((*view.shape, *view.strides, view.offset))
+        if buffer.name in self.placed:
+            return self._placed(buffer, view)
+        name = self.name(buffer.name)
+        same_type = view.dtype == buffer.dtype
+        if same_type and view.shape == buffer.shape and view.strides == buffer.strides and view.offset == 0:
+            return name
+        shape, strides = _tuple(view.shape), _tuple(view.strides)
+        if not same_type:
+            return f"cast_view({name}, {_dtype(view.dtype)}, {shape}, {strides}, {text(view.offset)})"
+        more = "" if view.offset == 0 else f" + {text(view.offset)}"
+        return f"as_strided({name}, {shape}, {strides}, {name}.storage_offset(){more})"
+
+    def _placed(self, buffer: Buffer, view: View | None = None) -> str:
+        """A tensor on the workspace; the last number is its offset there in bytes."""
+        what = view or buffer
+        start = self.placed[buffer.name] + (view.offset * view.dtype.bytes if view else 0)
+        return (
+            f"placed(ws, {_dtype(what.dtype)}, {_tuple(what.shape)}, {_tuple(what.strides)}, {text(start)})"
+        )
+
+    def _free(self, number: int) -> None:
+        """Lets go of what no later step needs, unless the call ends here anyway."""
+        fixed = _names(self.fixed)
+        keep = fixed | self.written | set(self.returned)
+        dead = [n for n, last in self.last.items() if last == number and n in self.alive and n not in keep]
+        if dead and number + 1 < len(self.artifact.program):
+            self.emit("del " + ", ".join(self.name(n) for n in dead))
+            self.alive.difference_update(dead)
+
+
+MARKS = ("device", "memory_format", "layout")
+_GENERATED = ("run_", "literal_", "aten_")
+_RESERVED = {
+    *HELPERS,
+    *TORCH_NAMES.values(),
+    "bool_",
+    "args",
+    "slots",
+    "ws",
+    "code",
+    "call",
+    "min",
+    "max",
+    "_",
+}
+
+
+def _dtype(dtype: DType) -> str:
+    return "bool_" if dtype.name == "bool" else TORCH_NAMES[dtype.name]
+
+
+def _tuple(indices: Sequence[Index]) -> str:
+    return "(" + ", ".join(map(text, indices)) + ("," if len(indices) == 1 else "") + ")"
+
+
+def _names(entries: Iterable[object]) -> set[str]:
+    return {entry.name for entry in entries if isinstance(entry, Buffer)}
+
+
+def _views(args: Iterable[Arg]) -> Iterator[View]:
+    """Every View in ``args``, nested lists included."""
+    for arg in args:
+        if isinstance(arg, View):
+            yield arg
+        elif isinstance(arg, tuple):
+            yield from _views(arg)
+
+
+def _consecutive(values: Sequence[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
+    """(first slot, values) of each run of neighbouring slots."""
+    first, group = -1, list[str]()
+    for slot, value in values:
+        if slot != first + len(group):
+            if group:
+                yield first, group
+            first, group = slot, []
+        group.append(value)
+    if group:
+        yield first, group
+
+
+def _last_uses(artifact: Artifact) -> dict[str, int]:
+    """Buffer name: number of the last step of the program that touches it."""
+    out: dict[str, int] = {}
+    for number, step in enumerate(artifact.program):
+        if isinstance(step, Native):
+            launches = [artifact.module.steps[i] for i in step.launches]
+            used = {b.name for launch in launches if isinstance(launch, Launch) for b in launch.args}
+        else:
+            used = {view.buffer.name for view in _views((*step.args, *(value for _, value in step.kwargs)))}
+            used |= _names(step.results) | _names(step.writes)
+        out.update(dict.fromkeys(used, number))
+    return out
+
+
+def _written(artifact: Artifact) -> set[str]:
+    """Buffers that native code stores to."""
+    out: set[str] = set()
+    for step in artifact.program:
+        launches = [artifact.module.steps[i] for i in step.launches] if isinstance(step, Native) else []
+        for launch in launches:
+            if isinstance(launch, Launch):
+                argument = dict(zip((p.name for p in launch.kernel.params), launch.args, strict=True))
+                out |= {
+                    argument[s.buffer.name].name
+                    for s in stores(launch.kernel.body)
+                    if s.buffer.name in argument
+                }
+    return out

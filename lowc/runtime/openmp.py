@@ -1,0 +1,52 @@
+"""The OpenMP runtime that torch has loaded: lowc's parallel loops run on its threads and never bring a second pool.
+
+``functions()`` gives the addresses that the loader of native code binds, found in the library already mapped into this process.
+"""
+
+import ctypes
+import os
+
+NAMES = (
+    "GOMP_parallel",
+    "GOMP_barrier",
+    "omp_get_thread_num",
+    "omp_get_num_threads",
+    "omp_get_max_threads",
+    "omp_in_parallel",
+)
+
+
+def library() -> str | None:
+    """Path of the OpenMP library in this process (libgomp, or libomp/libiomp5, which have the same entry points), or None.
+
+    torch's own copy wins where several are loaded.
+    """
+    import torch
+
+    home = os.path.dirname(torch.__file__)
+    paths = loaded()
+    return next((p for p in paths if p.startswith((home, f"{home}.libs"))), paths[0] if paths else None)
+
+
+def loaded() -> list[str]:
+    """Paths of all OpenMP runtimes mapped into this process, each once."""
+    try:
+        with open("/proc/self/maps") as maps:
+            files = dict.fromkeys(line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/" in line)
+    except OSError:
+        return []
+    return [f for f in files if os.path.basename(f).startswith(("libgomp", "libiomp5", "libomp."))]
+
+
+def functions() -> dict[str, int]:
+    """Name: address for each of ``NAMES``; empty where torch runs without OpenMP (then nothing may run in parallel)."""
+    path = library()
+    if path is None:
+        return {}
+    handle = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    found = {
+        name: ctypes.cast(getattr(handle, name), ctypes.c_void_p).value
+        for name in NAMES
+        if hasattr(handle, name)
+    }
+    return {name: address for name, address in found.items() if address}

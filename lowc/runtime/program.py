@@ -1,0 +1,121 @@
+"""From an artifact to a callable: the host program's text, run once, with its free names bound to functions of this process.
+
+``bind(artifact, natives, constants)`` gives a ``Program``; calling its ``call`` with a list of inputs empties the list and returns the list of
+outputs.  ``natives`` maps the names of native functions to callables that take a pointer to slots (``bytes`` or a ctypes array) and
+return the error code of ``artifact.Native``.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lowc.artifact import Artifact, Native
+from lowc.errors import LowcError
+from lowc.ir.nodes import Launch
+from lowc.runtime import arena, externs, tensors
+from lowc.runtime.host import TORCH_NAMES, Host, render
+
+NativeCall = Callable[[Any], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One compiled graph: what it runs, the host program's text, and the function to call (which has the Program as its attribute
+    ``program``, and ``_boxed_call``, by which torch knows that it empties its argument)."""
+
+    artifact: Artifact
+    source: str
+    call: Callable[[list[Any]], list[Any]]
+
+
+def function_at(address: int) -> NativeCall:
+    """The native function at ``address`` as a callable.  It runs without the GIL; that costs 0.03 us a call."""
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(address)
+
+
+def bind(
+    artifact: Artifact,
+    natives: Mapping[str, NativeCall],
+    constants: Sequence[torch.Tensor] = (),
+    pool: arena.Pool | None = None,
+) -> Program:
+    """The program of ``artifact``.  ``constants`` are its last inputs.
+
+    Raises LowcError if an op is unknown to this torch or a size cannot be found.
+    """
+    host = render(artifact, len(constants))
+    names = _namespace(artifact, host, natives, pool or _POOL)
+    names.update(zip(host.constants, constants, strict=True))
+    exec(compile(host.source, f"<lowc host program {artifact.target}>", "exec"), names)
+    call = names["call"]
+    if host.ops or host.into:
+        call = _without_grad(call)
+    program = Program(artifact, host.source, call)
+    call._boxed_call = True  # type: ignore[attr-defined]
+    call.program = program  # type: ignore[attr-defined]
+    return program
+
+
+# One pool for all programs of the process: what a call of one leaves is memory for the next.
+_POOL = arena.Pool()
+
+
+def _namespace(
+    artifact: Artifact, host: Host, natives: Mapping[str, NativeCall], pool: arena.Pool
+) -> dict[str, Any]:
+    names: dict[str, Any] = {
+        "as_strided": torch.as_strided,
+        "bumped": tensors.bumped,
+        "cast_view": tensors.cast_view,
+        "empty": tensors.empty,
+        "failed": lambda code: failure(artifact, code),
+        "give": pool.give,
+        "new_slots": ctypes.c_int64 * host.slots,
+        "owned": arena.owned,
+        "pack": struct.Struct(f"{host.slots}q").pack,
+        "placed": arena.placed,
+        "restride": tensors.restride,
+        "take": pool.take,
+        "bool_": torch.bool,
+    }
+    names |= {name: getattr(torch, name) for name in TORCH_NAMES.values() if name != "bool"}
+    names |= {name: natives[symbol] for name, symbol in host.natives.items()}
+    names |= {name: externs.resolve(*what) for name, what in host.ops.items()}
+    names |= {name: externs.resolve_into(*what) for name, what in host.into.items()}
+    for name, value in host.literals.items():
+        names[name] = tensors.from_name(value) if isinstance(value, str) else value
+    return names
+
+
+def _without_grad(call: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    """``call`` with autograd off: what it computes is recorded, if at all, by whoever asked for the graph."""
+
+    def guarded(args: list[Any]) -> list[Any]:
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return call(args)
+        return call(args)
+
+    return guarded
+
+
+def failure(artifact: Artifact, code: int) -> Exception:
+    """The exception for a native call's error ``code``: eager's type, with the ops at fault and the user's line."""
+    kind, step = code % 16, code // 16
+    launch = artifact.module.steps[step] if 0 <= step < len(artifact.module.steps) else None
+    origin = "; ".join(launch.origin) if isinstance(launch, Launch) else ""
+    where = f" (in {origin})" if origin else ""
+    if kind == 1:
+        return IndexError(f"index out of range{where}")
+    if kind == 2:
+        return RuntimeError(f"ZeroDivisionError{where}")
+    return LowcError(f"native code of step {step} failed with code {code}", where=origin)
+
+
+def native_symbols(artifact: Artifact) -> list[str]:
+    """Names of the functions that the object must hold."""
+    return [step.symbol for step in artifact.program if isinstance(step, Native)]

@@ -1,0 +1,48 @@
+"""What the host program needs of tensors: making them, giving them planned strides, looking at them as another dtype."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+try:  # half the time of torch.empty_strided; private, hence the way out
+    from torch._C._dynamo.guards import _empty_strided_cpu as empty
+except ImportError:
+
+    def empty(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:  # type: ignore[misc]
+        """An undefined tensor on the CPU."""
+        return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+def restride(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """``tensor``, or a copy with ``strides`` if its elements lie otherwise (strides of dimensions of size 0 and 1 say nothing)."""
+    if tensor.numel() and any(
+        n > 1 and a != b for n, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    ):
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(
+            tensor
+        )
+    return torch.as_strided(tensor, tensor.shape, strides, tensor.storage_offset())
+
+
+def cast_view(
+    tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int
+) -> torch.Tensor:
+    """The memory of ``tensor`` as ``dtype``; strides and offset count elements of that."""
+    start = tensor.storage_offset() * tensor.dtype.itemsize // dtype.itemsize
+    return torch.empty(0, dtype=dtype, device=tensor.device).set_(
+        tensor.untyped_storage(), start + offset, shape, strides
+    )
+
+
+def bumped(*tensors: torch.Tensor) -> None:
+    """Tells autograd that ``tensors`` have been changed, as an in-place op of ATen would."""
+    for tensor in tensors:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
+def from_name(mark: str) -> Any:
+    """The device, memory format or layout that a marked string of ``ir/graph.py`` names."""
+    kind, _, name = mark.partition(":")
+    return torch.device(name) if kind == "device" else getattr(torch, name)
