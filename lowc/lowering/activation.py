@@ -1,0 +1,287 @@
+"""Activation functions and their derivatives, each rounding once at its end, and softmax where it arrives whole.
+
+Formulas are those of ATen's CPU kernels (``ATen/native/cpu/Activation.cpp``).
+"""
+
+from collections.abc import Sequence
+from math import pi, sqrt
+
+from lowc.errors import NotLowered
+from lowc.ir.graph import TensorMeta
+from lowc.ir.nodes import Expr
+from lowc.ir.types import compute_dtype
+from lowc.lowering.builder import Builder, Operand
+from lowc.lowering.pointwise import elementwise
+from lowc.lowering.promotion import common_dtype
+from lowc.lowering.reduce import reduced_dims
+from lowc.lowering.scalars import cast, like, op, select
+from lowc.lowering.values import Coords, Value, loop_order
+
+_SQRT_HALF = sqrt(0.5)
+_SQRT_2_OVER_PI = sqrt(2 / pi)
+
+
+def _float(b: Builder, out: TensorMeta, formula: object, *operands: Value) -> Value:
+    """A formula on floats in their common dtype."""
+    dtype = common_dtype(operands)
+    if dtype.kind != "f":
+        raise NotLowered(f"an activation of {dtype}")
+    return elementwise(b, out, dtype, formula, *operands)  # type: ignore[arg-type]
+
+
+def number(b: Builder, value: Operand, x: Expr) -> Expr:
+    if isinstance(value, Value):
+        raise NotLowered("a parameter that is a tensor")
+    return b.number(value, x.dtype)
+
+
+def relu(b: Builder, out: TensorMeta, self: Value) -> Value:
+    if self.dtype.kind == "b":
+        raise NotLowered("relu of bool")
+    return elementwise(b, out, self.dtype, lambda x: op("max", x, like(0, x)), self)
+
+
+def relu6(b: Builder, out: TensorMeta, self: Value) -> Value:
+    return hardtanh(b, out, self, 0, 6)
+
+
+def silu(b: Builder, out: TensorMeta, self: Value) -> Value:
+    """x / (1 + exp(-x))"""
+    return _float(b, out, lambda x: op("div", x, op("add", like(1.0, x), op("exp", op("neg", x)))), self)
+
+
+def silu_backward(b: Builder, out: TensorMeta, grad_output: Value, self: Value) -> Value:
+    def formula(g: Expr, x: Expr) -> Expr:
+        one = like(1.0, x)
+        s = b.let(op("div", one, op("add", one, op("exp", op("neg", x)))))
+        return op("mul", op("mul", g, s), op("add", one, op("mul", x, op("sub", one, s))))
+
+    return _float(b, out, formula, grad_output, self)
+
+
+def gelu(b: Builder, out: TensorMeta, self: Value, *, approximate: str = "none") -> Value:
+    def formula(x: Expr) -> Expr:
+        half, one = like(0.5, x), like(1.0, x)
+        if approximate == "tanh":
+            return op("mul", op("mul", half, x), op("add", one, op("tanh", _tanh_argument(x))))
+        return op("mul", op("mul", half, x), op("add", one, op("erf", op("mul", x, like(_SQRT_HALF, x)))))
+
+    return _float(b, out, formula, self)
+
+
+def _tanh_argument(x: Expr) -> Expr:
+    cube = op("mul", op("mul", x, x), x)
+    return op("mul", like(_SQRT_2_OVER_PI, x), op("add", x, op("mul", like(0.044715, x), cube)))
+
+
+def gelu_backward(
+    b: Builder, out: TensorMeta, grad_output: Value, self: Value, *, approximate: str = "none"
+) -> Value:
+    def exact(g: Expr, x: Expr) -> Expr:
+        cdf = op("mul", like(0.5, x), op("add", like(1.0, x), op("erf", op("mul", x, like(_SQRT_HALF, x)))))
+        density = op(
+            "mul",
+            op("exp", op("mul", op("mul", x, x), like(-0.5, x))),
+            like(0.5 * sqrt(2) * _SQRT_2_OVER_PI, x),
+        )
+        return op("mul", g, op("add", cdf, op("mul", x, density)))
+
+    def approximated(g: Expr, x: Expr) -> Expr:
+        half, one = like(0.5, x), like(1.0, x)
+        tanh = b.let(op("tanh", _tanh_argument(x)))
+        left = op("mul", half, op("add", one, tanh))
+        slope = op("add", one, op("mul", like(3 * 0.044715, x), op("mul", x, x)))
+        inner = op("mul", like(_SQRT_2_OVER_PI, x), slope)
+        right = op("mul", op("mul", op("mul", half, x), op("sub", one, op("mul", tanh, tanh))), inner)
+        return op("mul", g, op("add", left, right))
+
+    return _float(b, out, approximated if approximate == "tanh" else exact, grad_output, self)
+
+
+def sigmoid_backward(b: Builder, out: TensorMeta, grad_output: Value, output: Value) -> Value:
+    return _float(
+        b, out, lambda g, y: op("mul", op("mul", g, op("sub", like(1.0, y), y)), y), grad_output, output
+    )
+
+
+def tanh_backward(b: Builder, out: TensorMeta, grad_output: Value, output: Value) -> Value:
+    return _float(
+        b, out, lambda g, y: op("mul", g, op("sub", like(1.0, y), op("mul", y, y))), grad_output, output
+    )
+
+
+def threshold(b: Builder, out: TensorMeta, self: Value, threshold: Operand, value: Operand) -> Value:
+    return elementwise(
+        b,
+        out,
+        self.dtype,
+        lambda x: select(op("le", x, number(b, threshold, x)), number(b, value, x), x),
+        self,
+    )
+
+
+def threshold_backward(
+    b: Builder, out: TensorMeta, grad_output: Value, self: Value, threshold: Operand
+) -> Value:
+    def formula(g: Expr, x: Expr) -> Expr:
+        return select(op("le", x, number(b, threshold, x)), like(0, g), g)
+
+    return elementwise(b, out, common_dtype((grad_output, self)), formula, grad_output, self)
+
+
+def leaky_relu(b: Builder, out: TensorMeta, self: Value, negative_slope: Operand = 0.01) -> Value:
+    return _float(
+        b,
+        out,
+        lambda x: select(op("gt", x, like(0.0, x)), x, op("mul", x, number(b, negative_slope, x))),
+        self,
+    )
+
+
+def leaky_relu_backward(
+    b: Builder,
+    out: TensorMeta,
+    grad_output: Value,
+    self: Value,
+    negative_slope: Operand,
+    self_is_result: bool,
+) -> Value:
+    def formula(g: Expr, x: Expr) -> Expr:
+        return select(op("gt", x, like(0.0, x)), g, op("mul", g, number(b, negative_slope, x)))
+
+    return _float(b, out, formula, grad_output, self)
+
+
+def elu(
+    b: Builder, out: TensorMeta, self: Value, alpha: Operand = 1, scale: Operand = 1, input_scale: Operand = 1
+) -> Value:
+    def formula(x: Expr) -> Expr:
+        positive = op("mul", x, number(b, scale, x))
+        bend = op("mul", number(b, alpha, x), number(b, scale, x))
+        negative = op("mul", op("expm1", op("mul", x, number(b, input_scale, x))), bend)
+        return select(op("lt", x, like(0.0, x)), negative, positive)
+
+    return _float(b, out, formula, self)
+
+
+def hardtanh(b: Builder, out: TensorMeta, self: Value, min_val: Operand = -1, max_val: Operand = 1) -> Value:
+    def formula(x: Expr) -> Expr:
+        return op("min", op("max", x, number(b, min_val, x)), number(b, max_val, x))
+
+    return elementwise(b, out, self.dtype, formula, self)
+
+
+def hardtanh_backward(
+    b: Builder, out: TensorMeta, grad_output: Value, self: Value, min_val: Operand, max_val: Operand
+) -> Value:
+    def formula(g: Expr, x: Expr) -> Expr:
+        outside = op("or", op("le", x, number(b, min_val, x)), op("ge", x, number(b, max_val, x)))
+        return select(outside, like(0.0, g), g)
+
+    return _float(b, out, formula, grad_output, self)
+
+
+def _relu6_shifted(x: Expr) -> Expr:
+    return op("min", op("max", op("add", x, like(3.0, x)), like(0.0, x)), like(6.0, x))
+
+
+def hardsigmoid(b: Builder, out: TensorMeta, self: Value) -> Value:
+    return _float(b, out, lambda x: op("div", _relu6_shifted(x), like(6.0, x)), self)
+
+
+def hardswish(b: Builder, out: TensorMeta, self: Value) -> Value:
+    return _float(b, out, lambda x: op("div", op("mul", x, _relu6_shifted(x)), like(6.0, x)), self)
+
+
+def softplus(b: Builder, out: TensorMeta, self: Value, beta: Operand = 1, threshold: Operand = 20) -> Value:
+    """log1p(exp(beta * x)) / beta, and x where beta * x is above the threshold."""
+
+    def formula(x: Expr) -> Expr:
+        scaled = b.let(op("mul", x, number(b, beta, x)))
+        soft = op("div", op("log1p", op("exp", scaled)), number(b, beta, x))
+        return select(op("gt", scaled, number(b, threshold, x)), x, soft)
+
+    return _float(b, out, formula, self)
+
+
+def softplus_backward(
+    b: Builder, out: TensorMeta, grad_output: Value, self: Value, beta: Operand, threshold: Operand
+) -> Value:
+    def formula(g: Expr, x: Expr) -> Expr:
+        scaled = b.let(op("mul", x, number(b, beta, x)))
+        z = b.let(op("exp", scaled))
+        return select(
+            op("gt", scaled, number(b, threshold, x)),
+            g,
+            op("div", op("mul", g, z), op("add", z, like(1.0, z))),
+        )
+
+    return _float(b, out, formula, grad_output, self)
+
+
+def log_sigmoid_forward(b: Builder, outs: Sequence[TensorMeta | None], self: Value) -> tuple[Value, ...]:
+    """min(x, 0) - log1p(exp(-|x|)); the second result is a buffer that is empty on GPUs and exp(-|x|) on CPUs."""
+    raise NotLowered("log_sigmoid_forward keeps a device-dependent buffer")
+
+
+def mish(b: Builder, out: TensorMeta, self: Value) -> Value:
+    return _float(b, out, lambda x: op("mul", x, op("tanh", op("log1p", op("exp", x)))), self)
+
+
+def softshrink(b: Builder, out: TensorMeta, self: Value, lambd: Operand = 0.5) -> Value:
+    def formula(x: Expr) -> Expr:
+        width = number(b, lambd, x)
+        below = select(op("lt", x, op("neg", width)), op("add", x, width), op("mul", x, like(0.0, x)))
+        return select(op("gt", x, width), op("sub", x, width), below)
+
+    return _float(b, out, formula, self)
+
+
+def hardshrink(b: Builder, out: TensorMeta, self: Value, lambd: Operand = 0.5) -> Value:
+    def formula(x: Expr) -> Expr:
+        width = number(b, lambd, x)
+        return select(op("and", op("ge", x, op("neg", width)), op("le", x, width)), like(0.0, x), x)
+
+    return _float(b, out, formula, self)
+
+
+# ---------------------------------------------------------------- softmax
+
+
+def softmax(b: Builder, out: TensorMeta, self: Value, dim: int, half_to_float: bool) -> Value:
+    return _softmax(b, out, self, dim, logarithm=False)
+
+
+def log_softmax(b: Builder, out: TensorMeta, self: Value, dim: int, half_to_float: bool) -> Value:
+    return _softmax(b, out, self, dim, logarithm=True)
+
+
+def _softmax(b: Builder, out: TensorMeta, self: Value, dim: int, *, logarithm: bool) -> Value:
+    """One kernel: for each row its maximum, the sum of exponentials, and the results, rounded once at the end."""
+    dims = reduced_dims(self, dim)
+    if self.dtype.kind != "f" or not self.shape:
+        raise NotLowered("softmax of a 0-dim or integer tensor")
+    along = dims[0]
+    wide = compute_dtype(out.dtype)
+    target = b.result(out)
+    outer = [d for d in loop_order(out.shape, out.strides) if d != along]
+
+    def at(coords: Coords) -> Expr:
+        return cast(b.load(self, coords), wide)
+
+    with b.kernel(), b.loops(out.shape, outer) as coords:
+        high = b.acc("max", wide)
+        with b.loop(out.shape[along], "k") as k:
+            b.update(high, "max", at(tuple(k if d == along else c for d, c in enumerate(coords))))
+        summed = b.acc("add", wide)
+        with b.loop(out.shape[along], "k") as k:
+            here = tuple(k if d == along else c for d, c in enumerate(coords))
+            b.update(summed, "add", op("exp", op("sub", at(here), high[0])))
+        total = b.let(op("log", summed[0])) if logarithm else summed[0]
+        with b.loop(out.shape[along], "j") as j:
+            here = tuple(j if d == along else c for d, c in enumerate(coords))
+            shifted = op("sub", at(here), high[0])
+            b.store(
+                target, here, op("sub", shifted, total) if logarithm else op("div", op("exp", shifted), total)
+            )
+    return target

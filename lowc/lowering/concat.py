@@ -1,0 +1,199 @@
+"""Ops that place or move elements: cat, pad, flip, roll, repeat, and the scatters of whole slices."""
+
+from collections.abc import Callable, Sequence
+
+from lowc.errors import NotLowered
+from lowc.ir.graph import TensorMeta
+from lowc.ir.index import ZERO, Index, ix, maximum, minimum, prove_nonneg
+from lowc.ir.nodes import Expr
+from lowc.lowering.builder import Builder, Operand
+from lowc.lowering.scalars import both, cast, op, select
+from lowc.lowering.values import Coords, Value, loop_order
+from lowc.lowering.views import Size, normalised, unsqueezed, wrap
+
+Lowering = Callable[..., Value]
+
+
+def cat(b: Builder, out: TensorMeta, tensors: tuple[Value, ...], dim: int = 0) -> Value:
+    """One kernel: the loops outside ``dim`` are shared, under them one nest for each part stores its slice."""
+    dim = wrap(dim, len(out.shape))
+    parts = [t for t in tensors if len(t.shape) == len(out.shape)]
+    target = b.result(out)
+    order = loop_order(out.shape, out.strides)
+    outer = order[: order.index(dim)]
+    inner = order[order.index(dim) :]
+    with b.kernel(), b.loops(out.shape, outer) as shared:
+        start = ZERO
+        for part in parts:
+            with b.loops(part.shape, inner, "j") as own:
+                place = [shared[d] if d in outer else own[d] for d in range(len(out.shape))]
+                value = cast(b.load(part, tuple(place)), out.dtype)
+                place[dim] = place[dim] + start
+                b.store(target, tuple(place), value)
+            start = start + part.shape[dim]
+    return target
+
+
+def stack(b: Builder, out: TensorMeta, tensors: tuple[Value, ...], dim: int = 0) -> Value:
+    dim = wrap(dim, len(out.shape))
+    return cat(b, out, tuple(unsqueezed(t, dim) for t in tensors), dim)
+
+
+def copying(view: Callable[..., Value]) -> Lowering:
+    """The ``*_copy`` form of a view op."""
+
+    def lower(b: Builder, out: TensorMeta, *args: object, **kwargs: object) -> Value:
+        source = view(b, out, *args, **kwargs)
+        return b.map(out, lambda c: b.load(source, c))
+
+    return lower
+
+
+def constant_pad(
+    b: Builder, out: TensorMeta, self: Value, pad: Sequence[Size], value: Operand = 0.0
+) -> Value:
+    """``pad`` holds (before, after) from the last dimension to the first; negative amounts crop."""
+    before = _before(self, pad)
+
+    def element(c: Coords) -> Expr:
+        mask: Expr | None = None
+        inner = tuple(x - start for x, start in zip(c, before, strict=True))
+        for x, extent in zip(inner, self.shape, strict=True):
+            mask = both(mask, b.inside(x, ZERO, extent))
+        if mask is None:
+            return b.load(self, inner)
+        mask = b.let(mask)
+        return select(mask, b.load(self, inner, mask), b.number(value, self.dtype))  # type: ignore[arg-type]
+
+    return b.map(out, element)
+
+
+def _before(self: Value, pad: Sequence[Size]) -> list[Index]:
+    before = [ZERO] * len(self.shape)
+    for n in range(len(pad) // 2):
+        before[len(before) - 1 - n] = ix(pad[2 * n])
+    return before
+
+
+def reflection_pad(b: Builder, out: TensorMeta, self: Value, padding: Sequence[Size]) -> Value:
+    """Coordinates fold back at both ends, the edge elements not repeated."""
+    before = _before(self, padding)
+
+    def inner(x: Index, extent: Index) -> Index:
+        last = extent - 1
+        away = maximum(x, -x)
+        return last - maximum(last - away, away - last)
+
+    def element(c: Coords) -> Expr:
+        return b.load(
+            self,
+            tuple(
+                inner(x - s, n) if s != 0 or n != m else x
+                for x, s, n, m in zip(c, before, self.shape, out.shape, strict=True)
+            ),
+        )
+
+    return b.map(out, element)
+
+
+def replication_pad(b: Builder, out: TensorMeta, self: Value, padding: Sequence[Size]) -> Value:
+    before = _before(self, padding)
+
+    def element(c: Coords) -> Expr:
+        return b.load(
+            self,
+            tuple(
+                maximum(minimum(x - s, n - 1), ZERO) for x, s, n in zip(c, before, self.shape, strict=True)
+            ),
+        )
+
+    return b.map(out, element)
+
+
+def flip(b: Builder, out: TensorMeta, self: Value, dims: Sequence[int]) -> Value:
+    flipped = {wrap(d, len(self.shape)) for d in dims}
+
+    def element(c: Coords) -> Expr:
+        return b.load(self, tuple(self.shape[d] - 1 - x if d in flipped else x for d, x in enumerate(c)))
+
+    return b.map(out, element)
+
+
+def roll(
+    b: Builder, out: TensorMeta, self: Value, shifts: Size | Sequence[Size], dims: int | Sequence[int] = ()
+) -> Value:
+    moved = [dims] if isinstance(dims, int) else list(dims)
+    amounts = [shifts] if isinstance(shifts, int | Index) else list(shifts)
+    if not moved:
+        raise NotLowered("roll of the flattened tensor")
+    by: dict[int, Index] = {}
+    for dim, amount in zip(moved, amounts, strict=True):
+        dim = wrap(dim, len(self.shape))
+        by[dim] = by.get(dim, ZERO) + amount
+
+    def element(c: Coords) -> Expr:
+        return b.load(self, tuple((x - by[d]) % self.shape[d] if d in by else x for d, x in enumerate(c)))
+
+    if any(not prove_nonneg(self.shape[d] - 1) for d in by):
+        raise NotLowered("roll of a dimension that may be empty")
+    return b.map(out, element)
+
+
+def repeat(b: Builder, out: TensorMeta, self: Value, repeats: Sequence[Size]) -> Value:
+    added = len(out.shape) - len(self.shape)
+
+    def element(c: Coords) -> Expr:
+        return b.load(
+            self,
+            tuple(
+                x if n == m else x % n
+                for x, n, m in zip(c[added:], self.shape, out.shape[added:], strict=True)
+            ),
+        )
+
+    if any(n != m and not prove_nonneg(n - 1) for n, m in zip(self.shape, out.shape[added:], strict=True)):
+        raise NotLowered("repeat of a dimension that may be empty")
+    return b.map(out, element)
+
+
+def slice_scatter(
+    b: Builder,
+    out: TensorMeta,
+    self: Value,
+    src: Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: int = 1,
+) -> Value:
+    """``self`` with ``src`` in place of a slice."""
+    dim = wrap(dim, len(self.shape))
+    first, last = normalised(self, dim, start, end)
+
+    def element(c: Coords) -> Expr:
+        mask = b.inside(c[dim], first, last)
+        position = c[dim] - first
+        if step != 1:
+            mask = both(mask, op("eq", b.index(position % step), b.index(ZERO)))
+        inner = (*c[:dim], position if step == 1 else position // step, *c[dim + 1 :])
+        if mask is None:
+            return cast(b.load(src, inner), self.dtype)
+        mask = b.let(mask)
+        return select(mask, cast(b.load(src, inner, mask), self.dtype), b.load(self, c))
+
+    return b.map(out, element)
+
+
+def select_scatter(b: Builder, out: TensorMeta, self: Value, src: Value, dim: int, index: Size) -> Value:
+    dim = wrap(dim, len(self.shape))
+    where = ix(index)
+    if prove_nonneg(-1 - where):
+        where = where + self.shape[dim]
+    elif not prove_nonneg(where):
+        raise NotLowered("an index of unknown sign")
+
+    def element(c: Coords) -> Expr:
+        mask = b.let(op("eq", b.index(c[dim]), b.index(where)))
+        return select(mask, cast(b.load(src, (*c[:dim], *c[dim + 1 :]), mask), self.dtype), b.load(self, c))
+
+    return b.map(out, element)

@@ -1,0 +1,95 @@
+"""Tensors made of numbers: full, arange, *_like and their kin."""
+
+from collections.abc import Callable
+
+from lowc.errors import NotLowered
+from lowc.ir.graph import TensorMeta
+from lowc.ir.index import Index, ix
+from lowc.ir.nodes import Expr
+from lowc.ir.types import DType, compute_dtype, i64
+from lowc.lowering.builder import Builder, Operand
+from lowc.lowering.scalars import cast, op
+from lowc.lowering.values import Coords, Value
+
+Lowering = Callable[..., Value]
+
+
+def filled(b: Builder, out: TensorMeta, value: Operand) -> Value:
+    return b.map(out, lambda c: b.read(value, c, out.dtype))
+
+
+def full(b: Builder, out: TensorMeta, size: object, fill_value: Operand, **_: object) -> Value:
+    return filled(b, out, fill_value)
+
+
+def full_like(b: Builder, out: TensorMeta, self: Value, fill_value: Operand, **_: object) -> Value:
+    return filled(b, out, fill_value)
+
+
+def new_full(
+    b: Builder, out: TensorMeta, self: Value, size: object, fill_value: Operand, **_: object
+) -> Value:
+    return filled(b, out, fill_value)
+
+
+def constant_fill(value: float) -> Lowering:
+    """zeros, ones, their *_like and new_* forms; also empty, where zeros are as good as anything."""
+
+    def lower(b: Builder, out: TensorMeta, *_: object, **__: object) -> Value:
+        return filled(b, out, value)
+
+    return lower
+
+
+def scalar_tensor(b: Builder, out: TensorMeta, s: Operand, **_: object) -> Value:
+    return filled(b, out, s)
+
+
+def fill(b: Builder, out: TensorMeta, self: Value, value: Operand) -> Value:
+    return filled(b, out, value)
+
+
+def arange_end(b: Builder, out: TensorMeta, end: Operand, **_: object) -> Value:
+    return arange(b, out, 0, end)
+
+
+def arange(
+    b: Builder, out: TensorMeta, start: Operand, end: Operand, step: Operand = 1, **_: object
+) -> Value:
+    """start + i * step, computed as ATen does: integers in i64, floats in the accumulate type (f64 for f32 and f64)."""
+    if out.dtype.kind in "iu":
+        return b.map(out, lambda c: cast(_affine(b, c, start, step, i64), out.dtype))
+    if out.dtype.kind != "f":
+        raise NotLowered(f"arange of {out.dtype}")
+    return b.map(out, lambda c: cast(_affine(b, c, start, step, compute_dtype(out.dtype)), out.dtype))
+
+
+def _affine(b: Builder, c: Coords, start: Operand, step: Operand, dtype: DType) -> Expr:
+    if dtype == i64 and isinstance(start, int | Index) and isinstance(step, int | Index):
+        return b.index(ix(start) + c[0] * ix(step))
+    position = cast(b.index(c[0]), dtype)
+    return op("add", b.number(start, dtype), op("mul", position, b.number(step, dtype)))  # type: ignore[arg-type]
+
+
+def iota(
+    b: Builder, out: TensorMeta, length: object, *, start: Operand, step: Operand, dtype: DType, **_: object
+) -> Value:
+    return arange(b, out, start, 0, step)
+
+
+def eye(b: Builder, out: TensorMeta, *_: object, **__: object) -> Value:
+    return b.map(out, lambda c: cast(op("eq", b.index(c[0]), b.index(c[1])), out.dtype))
+
+
+def triangle(upper: bool) -> Lowering:
+    """triu and tril: zero on the other side of a diagonal."""
+
+    def lower(b: Builder, out: TensorMeta, self: Value, diagonal: int = 0) -> Value:
+        def element(c: Coords) -> Expr:
+            kept = op("ge" if upper else "le", b.index(c[-1] - c[-2]), b.index(ix(diagonal)))
+            loaded = b.load(self, c)
+            return op("select", kept, loaded, b.number(0, self.dtype))
+
+        return b.map(out, element)
+
+    return lower

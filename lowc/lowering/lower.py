@@ -1,0 +1,198 @@
+"""From a tensor graph to loop nests: ``lower`` walks the nodes and asks the table for each one's function.
+
+An op that has no function, or whose function raises NotLowered, becomes a call of ATen with that reason.
+"""
+
+from collections.abc import Callable, Iterable
+from inspect import signature
+from typing import Any
+
+from lowc.errors import LowcError, NotLowered
+from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta
+from lowc.ir.index import Index, Symbol
+from lowc.ir.nodes import Arg, Buffer, Extern, Module
+from lowc.lowering.builder import Builder
+from lowc.lowering.table import COPYING, SIZES, TABLE
+from lowc.lowering.values import Value, contiguous_strides, whole
+from lowc.options import Options
+
+Env = dict[str, tuple[Any, ...]]
+
+
+def lower(graph: Graph, options: Options | None = None) -> Module:
+    """The module at level LOOPS that computes ``graph``: one kernel for each op, or an extern call with the reason.
+
+    Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window).
+    """
+    builder = Builder([i.name for i in graph.inputs] + [s.name for s in graph.symbols])
+    env: Env = {}
+    inputs: list[Buffer | Symbol | None] = []
+    for given in graph.inputs:
+        inputs.append(_input(given.name, given.meta, builder, env))
+    for node in graph.nodes:
+        env[node.name] = _node(builder, node, env)
+    outputs = tuple(_outside(builder, _resolve(o, env)) for o in graph.outputs)
+    return Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
+
+
+def _input(name: str, meta: TensorMeta | Index | None, builder: Builder, env: Env) -> Buffer | Symbol | None:
+    if isinstance(meta, TensorMeta):
+        buffer = Buffer(name, meta.dtype, meta.shape, meta.strides)
+        builder.offsets[name] = meta.offset
+        env[name] = (whole(buffer),)
+        return buffer
+    env[name] = (meta,)
+    return _as_symbol(meta)
+
+
+def _as_symbol(meta: Index | None) -> Symbol | None:
+    """The symbol that an index is, if it is just one."""
+    if (
+        isinstance(meta, Index)
+        and len(meta.terms) == 1
+        and meta.terms[0][1] == 1
+        and len(meta.terms[0][0]) == 1
+    ):
+        atom = meta.terms[0][0][0]
+        return atom if isinstance(atom, Symbol) else None
+    return None
+
+
+def _resolve(arg: GraphArg, env: Env) -> Any:
+    """``arg`` with references replaced by Values and indices."""
+    if isinstance(arg, Ref):
+        return env[arg.name][arg.number]
+    if isinstance(arg, tuple):
+        return tuple(_resolve(a, env) for a in arg)
+    return arg
+
+
+def _node(builder: Builder, node: Node, env: Env) -> tuple[Any, ...]:
+    """Emits ``node``; gives a Value or Index for each of its outputs."""
+    if node.target in SIZES and all(isinstance(m, Index) for m in node.outputs):
+        return node.outputs
+    args = tuple(_resolve(a, env) for a in node.args)
+    kwargs = {name: _resolve(a, env) for name, a in node.kwargs}
+    builder.stem = _stem(node.target)
+    builder.origin = (f"{node.name} = {node.target}" + (f"  # {node.where}" if node.where else ""),)
+    function = TABLE.get(node.target)
+    if function is None:
+        return _extern(builder, node, args, kwargs, "no lowering for this op")
+    mark = builder.mark()
+    try:
+        _check_devices(node)
+        return _call(function, builder, node, args, kwargs)
+    except NotLowered as reason:
+        builder.rewind(mark)
+        return _extern(builder, node, args, kwargs, reason.message)
+
+
+def _stem(target: str) -> str:
+    """ "add" of "aten.add.Tensor"."""
+    parts = target.split(".")
+    return parts[1] if len(parts) > 2 else parts[-1]
+
+
+def _check_devices(node: Node) -> None:
+    devices = {m.device for m in node.outputs if isinstance(m, TensorMeta)}
+    if len(devices) > 1 or "meta" in devices:
+        raise NotLowered("results on several devices")
+
+
+def _call(
+    function: Callable[..., Any], builder: Builder, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    out = node.outputs[0] if len(node.outputs) == 1 else node.outputs
+    takes_many = "outs" in signature(function).parameters
+    try:
+        signature(function).bind(builder, out, *args, **kwargs)
+    except TypeError as reason:
+        raise NotLowered(f"arguments that lowc does not know ({reason})") from reason
+    result = function(builder, node.outputs if takes_many else out, *args, **kwargs)
+    results = result if isinstance(result, tuple) else (result,)
+    if takes_many and len(results) != len(node.outputs):
+        results = _spread(results, node.outputs)
+    for value, meta in zip(results, node.outputs, strict=True):
+        if isinstance(meta, TensorMeta) and (value.shape != meta.shape or value.dtype != meta.dtype):
+            raise LowcError(
+                f"lowering of {node.target} gave {value.dtype}{list(value.shape)}, not {meta.dtype}{list(meta.shape)}",
+                where=node.where,
+            )
+    return results
+
+
+def _spread(results: Iterable[Value], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Results for the outputs that are used, None for the others."""
+    given = iter(results)
+    return tuple(next(given) if isinstance(meta, TensorMeta) else None for meta in outputs)
+
+
+# ---------------------------------------------------------------- extern calls
+
+
+def _extern(
+    builder: Builder, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], because: str
+) -> tuple[Any, ...]:
+    """A call of ATen.  A view op is called in its copying form, so that no two buffers share memory."""
+    target = COPYING.get(node.target, node.target)
+    outside = tuple(_outside(builder, a) for a in args)
+    named = tuple((name, _outside(builder, a)) for name, a in kwargs.items())
+    written = _written(node, args, kwargs)
+    for value in written:
+        if value.strides is None:
+            raise LowcError(f"{node.target} writes to what is no strided window", where=node.where)
+    if written:
+        results: list[Buffer | Symbol | None] = [None] * len(node.outputs)
+        values: tuple[Any, ...] = (tuple(written) * len(node.outputs))[: len(node.outputs)]
+    else:
+        results, values = _results(builder, node, target != node.target)
+    writes = tuple({id(v.buffer): v.buffer for v in written}.values())
+    builder.steps.append(Extern(target, outside, named, tuple(results), writes, because, builder.origin))
+    return values
+
+
+def _results(
+    builder: Builder, node: Node, copies: bool
+) -> tuple[list[Buffer | Symbol | None], tuple[Any, ...]]:
+    """New temps for the tensors that a call returns, and what the graph sees of them."""
+    results: list[Buffer | Symbol | None] = []
+    values: list[Any] = []
+    for number, meta in enumerate(node.outputs):
+        if isinstance(meta, TensorMeta):
+            name = node.name if len(node.outputs) == 1 else f"{node.name}_{number}"
+            strides = contiguous_strides(meta.shape) if copies else meta.strides
+            buffer = Buffer(builder.fresh(name), meta.dtype, meta.shape, strides)
+            builder.temps.append(buffer)
+            results.append(buffer)
+            values.append(whole(buffer))
+        else:
+            results.append(_as_symbol(meta))
+            values.append(meta)
+    return results, tuple(values)
+
+
+def _written(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:
+    """The arguments that an op changes: ``out=``, or the first one of an op whose name ends in an underscore."""
+    if "out" in kwargs:
+        return list(_tensors(kwargs["out"]))
+    name = _stem(node.target)
+    if name.endswith("_") and not name.endswith("__"):
+        return list(_tensors(args[0] if args else next(iter(kwargs.values()), None)))
+    return []
+
+
+def _tensors(arg: Any) -> Iterable[Value]:
+    if isinstance(arg, Value):
+        yield arg
+    elif isinstance(arg, tuple):
+        for inner in arg:
+            yield from _tensors(inner)
+
+
+def _outside(builder: Builder, arg: Any) -> Arg:
+    """An argument as ATen takes it."""
+    if isinstance(arg, Value):
+        return builder.view(arg)
+    if isinstance(arg, tuple):
+        return tuple(_outside(builder, a) for a in arg)
+    return arg
