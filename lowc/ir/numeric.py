@@ -1,0 +1,158 @@
+"""What scalar types and ops are in numpy: the arithmetic of the interpreter, shared by tests of backends.
+
+Two forms.  *Storage* is what memory holds: numpy's own type of the same width, bf16 as the bits in uint16.  *Values* are what
+is computed with: the same, except that f16 and bf16 are float32 arrays whose elements are representable in the narrow type.
+
+Computation is under ``np.errstate(all="ignore")`` of the caller: nothing traps, integers wrap.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from lowc.ir.ops import FIRST_INDEX, MATHS, OPS, REDUCERS, identity
+from lowc.ir.types import DType, bf16, bool_, f16
+
+Array = Any
+"""A numpy array or scalar (numpy's stubs tell neither shapes nor dtypes apart usefully here)."""
+
+_STORAGE: dict[str, type[np.generic]] = {
+    "bool": np.bool_,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+    "u8": np.uint8,
+    "u16": np.uint16,
+    "u32": np.uint32,
+    "u64": np.uint64,
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "f32": np.float32,
+    "f64": np.float64,
+    "c64": np.complex64,
+    "c128": np.complex128,
+    "f8e4m3": np.uint8,
+    "f8e5m2": np.uint8,
+}
+
+
+def storage_dtype(dtype: DType) -> np.dtype[Any]:
+    """The numpy type of memory that holds ``dtype`` (bf16 and float8: their bits)."""
+    return np.dtype(_STORAGE[dtype.name])
+
+
+def value_dtype(dtype: DType) -> np.dtype[Any]:
+    """The numpy type that values of ``dtype`` are computed with (f16 and bf16: float32)."""
+    return np.dtype(np.float32) if dtype in (f16, bf16) else storage_dtype(dtype)
+
+
+def to_storage(value: Array, dtype: DType) -> Array:
+    """Values of ``dtype`` (anything numpy converts to them) as memory holds them."""
+    fitted = fit(value, dtype)
+    if dtype == bf16:
+        return (fitted.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return fitted.astype(storage_dtype(dtype), copy=False)
+
+
+def from_storage(stored: Array, dtype: DType) -> Array:
+    """Inverse of ``to_storage``."""
+    if dtype == bf16:
+        return (np.asarray(stored).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.asarray(stored).astype(value_dtype(dtype), copy=False)
+
+
+def fit(value: Array, dtype: DType) -> Array:
+    """``value`` in the numpy type of values of ``dtype``, rounded to nearest even where that is narrower.
+
+    f64 and integers become f16 and bf16 by way of f32, as in ATen.
+    """
+    out = np.asarray(value).astype(value_dtype(dtype), copy=False)
+    if dtype == f16:
+        return out.astype(np.float16).astype(np.float32)
+    if dtype == bf16:
+        bits = out.view(np.uint32)
+        even = (bits >> np.uint32(16)) & np.uint32(1)
+        rounded = (bits + (np.uint32(0x7FFF) + even)) & np.uint32(0xFFFF0000)
+        return np.where(np.isnan(out), np.uint32(0x7FC00000), rounded).view(np.float32)
+    return out
+
+
+def constant(value: bool | int | float, dtype: DType) -> Array:
+    """A constant as a value; integers wrap."""
+    if dtype.kind in "iu":
+        whole = int(value) & (2**dtype.bits - 1)
+        return np.asarray(whole, np.dtype(f"u{dtype.bits // 8}")).view(value_dtype(dtype))
+    return fit(np.asarray(value), dtype)
+
+
+def convert(value: Array, source: DType, target: DType) -> Array:
+    """cast: float → int truncates (out of range: whatever numpy gives on this machine), → bool is ``!= 0``."""
+    if target == bool_:
+        return np.asarray(value != 0)
+    if source.kind == "f" and target.kind in "iu":
+        value = np.trunc(value)
+        if target.bits < 64:  # through i64, as C compilers do on most targets
+            value = value.astype(np.int64)
+    return fit(value, target)
+
+
+def reinterpret(value: Array, source: DType, target: DType) -> Array:
+    """bitcast between types of one width."""
+    return from_storage(np.asarray(to_storage(value, source)).view(storage_dtype(target)), target)
+
+
+def apply(name: str, args: list[Array], sources: list[DType], dtype: DType) -> Array:
+    """Row ``name`` of the op table on values.  Maths on f32 is computed in f64 and rounded (checks: only the safe value)."""
+    if name == "cast":
+        return convert(args[0], sources[0], dtype)
+    if name == "bitcast":
+        return reinterpret(args[0], sources[0], dtype)
+    if name in MATHS and args[0].dtype == np.float32:
+        wide = OPS[name].numpy(*[a.astype(np.float64) for a in args])
+        return fit(np.asarray(wide).astype(np.float32), dtype)
+    return fit(OPS[name].numpy(*args), dtype)
+
+
+# ---------------------------------------------------------------- reducers
+
+
+def start(reducer: str, dtypes: list[DType], shape: tuple[int, ...]) -> list[Array]:
+    """Accumulators of ``shape`` at the identity: one, or for argmax and argmin the value and the index."""
+    out = [np.full(shape, constant(identity(reducer, dtypes[0]), dtypes[0]))]
+    if REDUCERS[reducer].arity == 2:
+        out.append(np.full(shape, constant(FIRST_INDEX, dtypes[1])))
+    return out
+
+
+def combine(reducer: str, left: list[Array], right: list[Array], dtypes: list[DType]) -> list[Array]:
+    """The combination of two (arrays of) accumulators."""
+    if REDUCERS[reducer].arity == 1:
+        return [apply(REDUCERS[reducer].op, [left[0], right[0]], [dtypes[0]] * 2, dtypes[0])]
+    wins = _beats(reducer, right, left)
+    return [np.where(wins, r, x) for r, x in zip(right, left, strict=True)]
+
+
+def _beats(reducer: str, a: list[Array], b: list[Array]) -> Array:
+    """Where the pair ``a`` is to be taken: NaN first, then the better value, then the smaller index."""
+    a_nan, b_nan = a[0] != a[0], b[0] != b[0]
+    better = (a[0] > b[0]) if reducer == "argmax" else (a[0] < b[0])
+    tie = (a[0] == b[0]) | (a_nan & b_nan)
+    return (a_nan & ~b_nan) | (better & ~b_nan) | (tie & (a[1] < b[1]))
+
+
+def reduce_last(reducer: str, values: list[Array], dtypes: list[DType]) -> list[Array]:
+    """Reduces the last axis of ``values``.  Sums and products of f32 and narrower are formed in f64 and rounded once."""
+    if REDUCERS[reducer].arity == 1:
+        dtype = dtypes[0]
+        ufunc = OPS[REDUCERS[reducer].op].numpy
+        wide = np.dtype(np.float64) if dtype.kind == "f" and reducer in ("add", "mul") else value_dtype(dtype)
+        initial = constant(identity(reducer, dtype), dtype).astype(wide)[()]
+        return [fit(ufunc.reduce(values[0].astype(wide, copy=False), axis=-1, initial=initial), dtype)]
+    value, index = values
+    worst = constant(identity(reducer, dtypes[0]), dtypes[0])[()]
+    nan = value != value
+    best = (np.maximum if reducer == "argmax" else np.minimum).reduce(value, axis=-1, initial=worst)
+    chosen = np.where(np.any(nan, axis=-1)[..., None], nan, value == best[..., None])
+    last = constant(FIRST_INDEX, dtypes[1])[()]
+    return [best, np.min(np.where(chosen, index, last), axis=-1, initial=last)]
