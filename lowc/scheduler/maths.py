@@ -1,0 +1,35 @@
+"""The table of expansions: each maths row of ``ops.OPS`` in f32 as primitive ops, with an error of at most the row's ``ulp``.
+
+The functions take and give names or expressions of dtype f32, hold for every f32 (NaN, infinities, both zeros, denormals), and have
+no branches: where two formulas are needed, both are evaluated and one is selected.
+"""
+
+from collections.abc import Callable
+
+from lowc.ir.nodes import Expr
+from lowc.scheduler import maths_erf, maths_exp, maths_hyperbolic, maths_log
+from lowc.scheduler.maths_emit import Emit
+
+
+def _rsqrt(e: Emit, x: Expr) -> Expr:
+    return e.div(1.0, e.sqrt(x))
+
+
+UNARY: dict[str, Callable[[Emit, Expr], Expr]] = {
+    "exp": maths_exp.exp,
+    "exp2": maths_exp.exp2,
+    "expm1": maths_exp.expm1,
+    "sigmoid": maths_exp.sigmoid,
+    "log": maths_log.log,
+    "log2": maths_log.log2,
+    "log10": maths_log.log10,
+    "log1p": maths_log.log1p,
+    "tanh": maths_hyperbolic.tanh,
+    "erf": maths_erf.erf,
+    "rsqrt": _rsqrt,
+}
+
+
+def expand(name: str, args: tuple[Expr, ...], emit: Emit) -> Expr:
+    """``name`` applied to f32 ``args``; the shared values go to ``emit.statements``.  Raises KeyError for an op it does not have."""
+    return UNARY[name](emit, emit.let(args[0]))
