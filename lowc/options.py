@@ -22,7 +22,7 @@ class Row:
 
 
 ROWS: tuple[Row, ...] = (
-    Row("isa", "auto", ("auto", "sse2", "avx2", "avx512"), True, "LOWC_ISA", "instruction set of x86 kernels"),
+    Row("isa", "auto", ("auto", "sse2", "avx2", "avx512", "interp"), True, "LOWC_ISA", "instruction set; interp: no code, loops as lowered"),
     Row("threads", True, (True, False), True, "", "run large kernels on torch's OpenMP threads"),
     Row("strict_errors", False, (True, False), False, "", "raise where a kernel has no code, instead of running it in ATen"),
     Row("fallback_random", True, (True,), True, "", "random numbers are ATen's own"),

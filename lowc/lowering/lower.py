@@ -19,8 +19,10 @@ from lowc.options import Options
 Env = dict[str, tuple[Any, ...]]
 
 
-def lower(graph: Graph, options: Options | None = None) -> Module:
+def lower(graph: Graph, options: Options | None = None, forbid: frozenset[str] = frozenset()) -> Module:
     """The module at level LOOPS that computes ``graph``: one kernel for each op, or an extern call with the reason.
+
+    The nodes named in ``forbid`` become extern calls whatever they are.
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window).
     """
@@ -30,7 +32,7 @@ def lower(graph: Graph, options: Options | None = None) -> Module:
     for given in graph.inputs:
         inputs.append(_input(given.name, given.meta, builder, env))
     for node in graph.nodes:
-        env[node.name] = _node(builder, node, env)
+        env[node.name] = _node(builder, node, env, node.name in forbid)
     outputs = tuple(_outside(builder, _resolve(o, env)) for o in graph.outputs)
     return Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
 
@@ -67,7 +69,7 @@ def _resolve(arg: GraphArg, env: Env) -> Any:
     return arg
 
 
-def _node(builder: Builder, node: Node, env: Env) -> tuple[Any, ...]:
+def _node(builder: Builder, node: Node, env: Env, forbidden: bool) -> tuple[Any, ...]:
     """Emits ``node``; gives a Value or Index for each of its outputs."""
     if node.target in SIZES and all(isinstance(m, Index) for m in node.outputs):
         return node.outputs
@@ -75,6 +77,8 @@ def _node(builder: Builder, node: Node, env: Env) -> tuple[Any, ...]:
     kwargs = {name: _resolve(a, env) for name, a in node.kwargs}
     builder.stem = _stem(node.target)
     builder.origin = (f"{node.name} = {node.target}" + (f"  # {node.where}" if node.where else ""),)
+    if forbidden:
+        return _extern(builder, node, args, kwargs, "no code could be generated for its kernel")
     function = TABLE.get(node.target)
     if function is None:
         return _extern(builder, node, args, kwargs, "no lowering for this op")

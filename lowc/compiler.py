@@ -1,0 +1,116 @@
+"""One way through: the stages in the order in which a graph passes them.  The only module that imports them all.
+
+    ir.Graph ─ lowering ─ Module @LOOPS ─ scheduler ─ Module @MACHINE ─ backend ─ Artifact ─ runtime ─ callable
+
+A kernel that gets no code does not stop the graph: the ops in it are lowered anew as ATen calls, with one warning.
+``options.strict_errors`` raises instead.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lowc.artifact import Artifact
+from lowc.errors import LowcError
+from lowc.ir.graph import Graph
+from lowc.ir.nodes import Extern, Launch, Module
+from lowc.ir.printer import print_graph, print_module
+from lowc.lowering.lower import lower
+from lowc.options import Options
+from lowc.trace import Trace, fresh_directory
+
+log = logging.getLogger("lowc")
+
+Compiled = Callable[[list[Any]], list[Any]]
+
+
+def compile_graph(
+    graph: Graph, constants: Sequence[Any] = (), options: Options | None = None, trace: Trace | None = None
+) -> Compiled:
+    """A function from a list of inputs, which it empties, to the list of outputs.
+
+    ``constants``: the tensors that are the graph's last inputs; the function's list has only those before them.  The function's
+    attribute ``program`` holds the host program and the artifact.  Raises LowcError for a graph that cannot be compiled at all.
+    """
+    options = options or Options()
+    trace = trace or Trace(fresh_directory(options.dump, graph.name))
+    trace.dump("graph", "graph", lambda: print_graph(graph))
+    artifact, load = _with_fallbacks(graph, options, trace)
+    with trace.phase("runtime"):
+        from lowc.runtime.program import bind
+
+        program = bind(artifact, load(artifact), constants)
+    trace.dump("host", "py", lambda: program.source)
+    for step in artifact.program:
+        if isinstance(step, Extern):
+            trace.count(f"extern {step.target}")
+    if options.time:
+        print(f"lowc: {graph.name}\n{trace.report()}", file=sys.stderr)
+    return program.call
+
+
+def _with_fallbacks(graph: Graph, options: Options, trace: Trace) -> tuple[Artifact, "Load"]:
+    """``compile_artifact``, each time with more nodes left to ATen, until it succeeds."""
+    forbidden: frozenset[str] = frozenset()
+    while True:
+        try:
+            return compile_artifact(graph, options, trace, forbidden)
+        except Exception as error:
+            culprits = _culprits(error, graph) - forbidden
+            if options.strict_errors or not culprits:
+                raise
+            where = ", ".join(sorted(culprits)[:4]) + (f" and {len(culprits) - 4} more" if len(culprits) > 4 else "")
+            log.warning("no code for %s in graph %s, ATen runs it: %s", where, graph.name, error)
+            log.debug("the reason in full", exc_info=True)
+            trace.count("fallbacks")
+            forbidden |= culprits
+
+
+def compile_artifact(
+    graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str] = frozenset()
+) -> tuple[Artifact, "Load"]:
+    """Everything but the binding to this process: the artifact, and the function that makes its native functions callable.
+
+    Nodes named in ``forbidden`` become ATen calls.
+    """
+    with trace.phase("lowering"):
+        module = lower(graph, options, forbidden)
+    trace.dump("lowering", "lowc", lambda: print_module(module))
+    if options.isa == "interp":
+        return _interpreted(module)
+    from lowc.backends import x86
+    from lowc.scheduler import pipeline
+
+    with trace.phase("target"):
+        target = x86.detect(options)
+    with trace.phase("scheduler"):
+        module = pipeline.run(module, target, options, trace)
+    with trace.phase("backend"):
+        artifact = x86.compile_module(module, target, options)
+    return artifact, _load_x86
+
+
+Load = Callable[[Artifact], dict[str, Callable[[Any], int]]]
+
+
+def _load_x86(artifact: Artifact) -> dict[str, Callable[[Any], int]]:
+    from lowc.backends import x86
+    from lowc.runtime import openmp
+    from lowc.runtime.program import functions_of
+
+    return functions_of(x86.load(artifact.code, openmp.functions()), artifact)
+
+
+def _interpreted(module: Module) -> tuple[Artifact, Load]:
+    from lowc.runtime import interpreted
+
+    return interpreted.artifact(module), interpreted.natives
+
+
+def _culprits(error: Exception, graph: Graph) -> frozenset[str]:
+    """Names of the nodes to leave to ATen after ``error``: those of the kernel that it names, or else all."""
+    every = frozenset(node.name for node in graph.nodes)
+    named = frozenset(origin.split(" = ")[0] for origin in getattr(error, "origin", ()))
+    return (named & every) or every
