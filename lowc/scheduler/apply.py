@@ -1,0 +1,485 @@
+"""Carrying out a Schedule: primitives that each check that the meaning stays, and raise ScheduleError if it would not.
+
+Works on SCHEDULED kernels (linear addresses).  Loops are named by their axis; names are unique in a kernel.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lowc.errors import ScheduleError
+from lowc.ir.index import Atom, Axis, Index, Opaque, constant, ix, minimum, mod, prove_nonneg, split, upper_bound
+from lowc.ir.index import atoms as index_atoms
+from lowc.ir.nodes import (
+    Acc,
+    Alloc,
+    Buffer,
+    Expr,
+    For,
+    If,
+    Kernel,
+    Kind,
+    Let,
+    Load,
+    Stmt,
+    Store,
+    Update,
+    Var,
+)
+from lowc.ir.walk import Substitution, exprs, make_kernel, map_exprs, names, parts, rewrite, statements
+from lowc.scheduler.nest import touched
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """``axis`` becomes ``axis_o`` over chunks of ``size`` and ``axis`` within a chunk."""
+
+    axis: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reorder:
+    """Directly nested loops in the order of ``axes``, outermost first."""
+
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The reduction over ``axis`` in blocks of ``size``, each with accumulators of its own that are then combined."""
+
+    axis: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The reduction over ``axis`` in ``chunks`` parts that run in parallel and meet in memory, in order."""
+
+    axis: str
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interchange:
+    """The reduction inside the loop over ``axis`` moves outside: its accumulators become arrays over ``axis``.
+
+    ``block`` iterations of the reduction share an array that is then added to the total (0: no blocks).  The loops over ``axis``
+    are bound to ``kind``.
+    """
+
+    axis: str
+    block: int
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Square tiles of ``size`` over the two innermost axes of a map; loads that are contiguous along ``rows`` are transposed in tiles."""
+
+    rows: str
+    columns: str
+    size: int
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    axis: str
+    kind: Kind
+
+
+Primitive = Split | Reorder | Block | Partial | Interchange | Tile | Bind
+Schedule = tuple[Primitive, ...]
+
+
+def apply(kernel: Kernel, schedule: Schedule) -> Kernel:
+    """``kernel`` with each primitive of ``schedule`` carried out in turn; raises ScheduleError."""
+    body = kernel.body
+    for step in schedule:
+        body = _apply(body, step)
+    return make_kernel(kernel.name, body, kernel.params) if schedule else kernel
+
+
+def _apply(body: tuple[Stmt, ...], step: Primitive) -> tuple[Stmt, ...]:
+    if isinstance(step, Split):
+        return _at(body, step.axis, lambda loop: _split(loop, step.size, names(body)))
+    if isinstance(step, Reorder):
+        return _at(body, _outermost(body, step.axes), lambda loop: _reorder(loop, step.axes))
+    if isinstance(step, Block):
+        return _at(body, step.axis, lambda loop: _block(loop, step.size, names(body)))
+    if isinstance(step, Partial):
+        return _partial(body, step)
+    if isinstance(step, Interchange):
+        return _at(body, step.axis, lambda loop: _interchange(loop, step, names(body)))
+    if isinstance(step, Tile):
+        return _at(body, step.rows, lambda loop: _tile(loop, step, names(body)))
+    return _at(body, step.axis, lambda loop: (bind(loop, step.kind),))
+
+
+def _at(body: Sequence[Stmt], axis: str, change: Callable[[For], Sequence[Stmt]]) -> tuple[Stmt, ...]:
+    """``body`` with the loop over ``axis`` replaced."""
+    out, found = _replace(body, axis, change)
+    if not found:
+        raise ScheduleError(f"no loop over {axis}")
+    return out
+
+
+def _replace(body: Sequence[Stmt], axis: str, change: Callable[[For], Sequence[Stmt]]) -> tuple[tuple[Stmt, ...], bool]:
+    out: list[Stmt] = []
+    found = False
+    for stmt in body:
+        if not found and isinstance(stmt, For | If):
+            if isinstance(stmt, For) and stmt.axis.name == axis:
+                out.extend(change(stmt))
+                found = True
+                continue
+            inner, found = _replace(stmt.body, axis, change)
+            if found:
+                stmt = For(stmt.axis, inner, stmt.kind) if isinstance(stmt, For) else If(stmt.cond, inner)
+        out.append(stmt)
+    return tuple(out), found
+
+
+def fresh(wanted: str, taken: set[str]) -> str:
+    """``wanted``, or with a number behind it, whichever is not ``taken``; it then is."""
+    name, number = wanted, 0
+    while name in taken:
+        number += 1
+        name = f"{wanted}{number}"
+    taken.add(name)
+    return name
+
+
+# ---------------------------------------------------------------- primitives
+
+
+def _split(loop: For, size: int, taken: set[str]) -> tuple[Stmt, ...]:
+    outer, inner, position = split_axes(loop.axis, size, taken)
+    body = Substitution({loop.axis: position}).body(loop.body)
+    return (For(outer, (For(inner, body, loop.kind),)),)
+
+
+def split_axes(axis: Axis, size: int, taken: set[str]) -> tuple[Axis, Axis, Index]:
+    """(outer axis, inner axis, what the old axis is in terms of them)."""
+    extent = constant(axis.extent)
+    outer = Axis(fresh(f"{axis.name}_o", taken), (axis.extent + (size - 1)) // size)
+    left = axis.extent - ix(outer) * size
+    whole = extent is not None and extent % size == 0
+    inner = Axis(fresh(f"{axis.name}_i", taken), ix(size) if whole else minimum(size, left))
+    return outer, inner, ix(outer) * size + inner
+
+
+def _outermost(body: Sequence[Stmt], axes: Sequence[str]) -> str:
+    for stmt in statements(body):
+        if isinstance(stmt, For) and stmt.axis.name in axes:
+            return stmt.axis.name
+    raise ScheduleError(f"no loop over any of {', '.join(axes)}")
+
+
+def _reorder(loop: For, axes: tuple[str, ...]) -> tuple[Stmt, ...]:
+    chain: dict[str, For] = {}
+    inner: tuple[Stmt, ...] = (loop,)
+    while len(chain) < len(axes) and len(inner) == 1 and isinstance(inner[0], For):
+        chain[inner[0].axis.name] = inner[0]
+        inner = inner[0].body
+    if set(chain) != set(axes):
+        raise ScheduleError(f"loops over {', '.join(axes)} are not directly nested")
+    for stmt in statements(inner):
+        if isinstance(stmt, Update):
+            raise ScheduleError(f"reordering would change the order in which {stmt.vars[0].name} is updated")
+    for name in reversed(axes):
+        inner = (For(chain[name].axis, inner, chain[name].kind),)
+    return inner
+
+
+def outer_updates(loop: For) -> list[Update]:
+    """The updates in ``loop`` of accumulators that are declared outside it, one for each set of accumulators."""
+    inside = {v.name for s in statements(loop.body) if isinstance(s, Acc) for v in s.vars}
+    found: dict[str, Update] = {}
+    for stmt in statements(loop.body):
+        if isinstance(stmt, Update) and stmt.vars[0].name not in inside:
+            found.setdefault(stmt.vars[0].name, stmt)
+    return list(found.values())
+
+
+def reads_running(loop: For, updates: Sequence[Update]) -> bool:
+    """Whether the body reads an accumulator that it updates: a scan."""
+    running = {v.name for u in updates for v in u.vars}
+    for stmt in statements(loop.body):
+        for expr in exprs(stmt):
+            if any(isinstance(p, Var) and p.name in running for p in parts(expr)):
+                return True
+    return False
+
+
+def _own_accumulators(loop: For, taken: set[str]) -> tuple[list[Update], list[Acc], Substitution]:
+    """The outer updates of ``loop``, accumulators that can stand for theirs, and the renaming from the one to the other."""
+    updates = outer_updates(loop)
+    if not updates:
+        raise ScheduleError(f"the loop over {loop.axis.name} updates no accumulator from outside")
+    if reads_running(loop, updates):
+        raise ScheduleError(f"the loop over {loop.axis.name} is a scan")
+    accs: list[Acc] = []
+    renamed: dict[str, Var] = {}
+    for update in updates:
+        own = tuple([Var(fresh(f"{v.name}_p", taken), v.dtype) for v in update.vars])
+        renamed.update({v.name: p for v, p in zip(update.vars, own, strict=True)})
+        accs.append(Acc(own, update.reducer))
+    return updates, accs, Substitution(variables=renamed)
+
+
+def _block(loop: For, size: int, taken: set[str]) -> tuple[Stmt, ...]:
+    outer, inner, position = split_axes(loop.axis, size, taken)
+    updates, accs, rename = _own_accumulators(loop, taken)
+    rename.atoms[loop.axis] = position
+    body = For(inner, rename.body(loop.body), loop.kind)
+    combine = [Update(u.vars, u.reducer, a.vars) for u, a in zip(updates, accs, strict=True)]
+    return (For(outer, (*accs, body, *combine)),)
+
+
+def _partial(body: tuple[Stmt, ...], step: Partial) -> tuple[Stmt, ...]:
+    """Only for a loop at the top of a kernel, so that the array of partial results is shared by all cores."""
+    taken = names(body)
+    out: list[Stmt] = []
+    for stmt in body:
+        if not isinstance(stmt, For) or stmt.axis.name != step.axis:
+            out.append(stmt)
+            continue
+        extent = stmt.axis.extent
+        updates, accs, rename = _own_accumulators(stmt, taken)
+        size = (extent + (step.chunks - 1)) // step.chunks
+        chunk = Axis(fresh(f"{step.axis}_c", taken), ix(step.chunks))
+        inner = Axis(fresh(f"{step.axis}_i", taken), minimum(size, extent - ix(chunk) * size))
+        if constant(extent) is not None and constant(extent) == (constant(size) or 0) * step.chunks:
+            inner = Axis(inner.name, size)
+        rename.atoms[stmt.axis] = ix(chunk) * size + inner
+        arrays = [
+            Buffer(fresh(f"{v.name}_parts", taken), v.dtype, (ix(step.chunks),), (ix(1),), "local")
+            for u in updates
+            for v in u.vars
+        ]
+        flat = [v for a in accs for v in a.vars]
+        keep = [Store(b, (ix(chunk),), v) for b, v in zip(arrays, flat, strict=True)]
+        out.extend(Alloc(b) for b in arrays)
+        out.append(For(chunk, (*accs, For(inner, rename.body(stmt.body), stmt.kind), *keep), Kind("parallel")))
+        again = Axis(fresh(f"{step.axis}_c", taken), ix(step.chunks))
+        each = iter(arrays)
+        combine = [Update(u.vars, u.reducer, tuple([Load(next(each), (ix(again),)) for _ in u.vars])) for u in updates]
+        out.append(For(again, tuple(combine)))
+    return tuple(out)
+
+
+def _interchange(loop: For, step: Interchange, taken: set[str]) -> tuple[Stmt, ...]:
+    """for j { acc s; for k { s add= e }; out[j] = s }  →  alloc s[J] = add; for k { for j { s[j] add= e } }; for j { out[j] = s[j] }"""
+    size = loop.axis.extent
+    inner = [s for s in loop.body if isinstance(s, For)]
+    if len(inner) != 1:
+        raise ScheduleError(f"the loop over {loop.axis.name} has not one reduction but {len(inner)}")
+    reduction = inner[0]
+    updates = outer_updates(reduction)
+    if reads_running(reduction, updates):
+        raise ScheduleError(f"the loop over {reduction.axis.name} is a scan")
+    before = loop.body[: loop.body.index(reduction)]
+    after = loop.body[len(before) + 1 :]
+    accs = [s for s in before if isinstance(s, Acc) and len(s.vars) == 1]
+    if len(accs) != len(before) or not all(isinstance(s, Let | Update) for s in reduction.body):
+        raise ScheduleError(f"the loop over {loop.axis.name} does more than reduce")
+    limit = maximum_size(size)
+    totals = {a.vars[0].name: _row(a, limit, "row", taken) for a in accs}
+    out: list[Stmt] = [Alloc(totals[a.vars[0].name], a.reducer) for a in accs]
+    if step.block:
+        outer, within, position = split_axes(reduction.axis, step.block, taken)
+        blocks = {a.vars[0].name: _row(a, limit, "block", taken) for a in accs}
+        rows = _accumulate(loop, reduction.body, blocks, step.kind, taken, {reduction.axis: position})
+        again = Axis(fresh(loop.axis.name, taken), size)
+        combine = [
+            Store(totals[a.vars[0].name], (ix(again),), Load(blocks[a.vars[0].name], (ix(again),)), None, a.reducer)
+            for a in accs
+        ]
+        allocs = [Alloc(blocks[a.vars[0].name], a.reducer) for a in accs]
+        out.append(For(outer, (*allocs, For(within, (rows,)), bind(For(again, tuple(combine)), step.kind))))
+    else:
+        out.append(For(reduction.axis, (_accumulate(loop, reduction.body, totals, step.kind, taken, {}),)))
+    last = Substitution(variables={})
+    last.variables = {name: Load(row, (ix(loop.axis),)) for name, row in totals.items()}
+    out.append(bind(For(loop.axis, last.body(after)), step.kind))
+    return tuple(out)
+
+
+def maximum_size(size: Index) -> Index:
+    """The largest value of ``size``, a number; raises ScheduleError if it has none."""
+    top = upper_bound(size)
+    if top is None:
+        raise ScheduleError(f"no array can be allocated for {size} accumulators")
+    return ix(top)
+
+
+def _row(acc: Acc, size: Index, suffix: str, taken: set[str]) -> Buffer:
+    return Buffer(fresh(f"{acc.vars[0].name}_{suffix}", taken), acc.vars[0].dtype, (size,), (ix(1),), "local")
+
+
+def _accumulate(
+    loop: For, body: Sequence[Stmt], rows: dict[str, Buffer], kind: Kind, taken: set[str], position: dict[Atom, Index]
+) -> For:
+    """The loop over the columns that adds one row of the reduction to ``rows``."""
+    axis = Axis(fresh(loop.axis.name, taken), loop.axis.extent)
+    rename = Substitution({loop.axis: ix(axis), **position})
+    out: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, Let):
+            var = Var(fresh(stmt.var.name, taken), stmt.var.dtype)
+            out.append(Let(var, rename.expr(stmt.value)))
+            rename.rename(stmt.var.name, var)
+            rename.memo.clear()
+        elif isinstance(stmt, Update):
+            mask = None if stmt.mask is None else rename.expr(stmt.mask)
+            out.append(Store(rows[stmt.vars[0].name], (ix(axis),), rename.expr(stmt.values[0]), mask, stmt.reducer))
+    return bind(For(axis, tuple(out)), kind)
+
+
+def _tile(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
+    """for i { for j { y[i*J + j] = x[j*I + i] } } in tiles: x is read along i into a buffer that is then read along j.
+
+    Full tiles are an ``instr(transpose)`` nest (the backend may shuffle in registers); what is left over at the edges is done by
+    plain loops.
+    """
+    columns = loop.body[0] if len(loop.body) == 1 else None
+    if not isinstance(columns, For) or loop.axis.name != step.rows or columns.axis.name != step.columns:
+        raise ScheduleError(f"loops over {step.rows} and {step.columns} are not directly nested")
+    height, width = constant(loop.axis.extent), constant(columns.axis.extent)
+    if height is None or width is None:
+        raise ScheduleError("a tile needs known extents")
+    size = step.size
+    full_rows, full_columns = height // size, width // size
+    if not full_rows or not full_columns:
+        raise ScheduleError(f"no tile of {size} fits into {height} x {width}")
+    out: list[Stmt] = []
+    row_tile = Axis(fresh(f"{step.rows}_o", taken), ix(full_rows))
+    column_tile = Axis(fresh(f"{step.columns}_o", taken), ix(full_columns))
+    row, column = Axis(fresh(step.rows, taken), ix(size)), Axis(fresh(step.columns, taken), ix(size))
+    place = Substitution({loop.axis: ix(row_tile) * size + row, columns.axis: ix(column_tile) * size + column})
+    staged: dict[int, tuple[Buffer, Load]] = {}
+    body = place.body(columns.body)
+    for part in {id(p): p for s in statements(body) for e in exprs(s) for p in parts(e)}.values():
+        if isinstance(part, Load) and part.mask is None and _transposed(part, row, column):
+            known = next((b for b, x in staged.values() if x.buffer is part.buffer and x.index == part.index), None)
+            buffer = known or Buffer(fresh(f"{part.buffer.name}_tile", taken), part.dtype, (ix(size * size),), (ix(1),), "local")
+            staged[id(part)] = (buffer, part)
+    fills: list[Stmt] = []
+    for buffer, part in {id(b): (b, p) for b, p in staged.values()}.values():
+        fill_row, fill_column = Axis(fresh(step.rows, taken), ix(size)), Axis(fresh(step.columns, taken), ix(size))
+        source = Substitution({row: ix(fill_row), column: ix(fill_column)}).expr(part)
+        store = Store(buffer, (ix(fill_row) * size + fill_column,), source)
+        fills.append(Alloc(buffer))
+        fills.append(For(fill_column, (For(fill_row, (store,)),), Kind("instr", 0, "transpose")))
+    memo: dict[int, Expr] = {
+        key: Load(buffer, (ix(row) * size + column,)) for key, (buffer, _) in staged.items()
+    }
+    inner = tuple([map_exprs(s, lambda e: rewrite(e, lambda p: p, memo)) for s in body])
+    compute = For(row, (bind(For(column, inner), Kind("vector", step.lanes)),))
+    out.append(For(row_tile, (For(column_tile, (*fills, compute)),)))
+    if width % size:
+        out.append(_rest(loop, columns, (0, full_rows * size), (full_columns * size, width), taken))
+    if height % size:
+        out.append(_rest(loop, columns, (full_rows * size, height), (0, width), taken))
+    return tuple(out)
+
+
+def _transposed(load: Load, row: Axis, column: Axis) -> bool:
+    """Whether ``load`` is contiguous along ``row`` and strided along ``column``."""
+    along, rest = split(load.index[0], row)
+    across, rest = split(rest, column)
+    return (
+        constant(along) == 1
+        and constant(across) not in (0, 1)
+        and row not in index_atoms(rest)
+        and column not in index_atoms(rest)
+        and row not in index_atoms(across)
+    )
+
+
+def _rest(rows: For, columns: For, height: tuple[int, int], width: tuple[int, int], taken: set[str]) -> For:
+    """The loops over a rectangle, without tiles; names in the body made fresh."""
+    row = Axis(fresh(rows.axis.name, taken), ix(height[1] - height[0]))
+    column = Axis(fresh(columns.axis.name, taken), ix(width[1] - width[0]))
+    place = Substitution({rows.axis: ix(row) + height[0], columns.axis: ix(column) + width[0]})
+    for stmt in columns.body:
+        if isinstance(stmt, Let):
+            place.rename(stmt.var.name, Var(fresh(stmt.var.name, taken), stmt.var.dtype))
+    return For(row, (For(column, place.body(columns.body)),))
+
+
+# ---------------------------------------------------------------- binding
+
+
+def bind(loop: For, kind: Kind) -> For:
+    """``loop`` with its axis bound; raises ScheduleError if its iterations are not independent."""
+    if kind.name in ("parallel", "vector") and (why := conflict(loop, kind)):
+        raise ScheduleError(f"the loop over {loop.axis.name} cannot be {kind.name}: {why}")
+    return For(loop.axis, loop.body, kind)
+
+
+def conflict(loop: For, kind: Kind) -> str:
+    """Why iterations of ``loop`` may not run at once; empty if they may."""
+    updates = outer_updates(loop)
+    if updates and (kind.name == "parallel" or reads_running(loop, updates)):
+        return f"it updates {updates[0].vars[0].name}"
+    inside = {id(s.buffer) for s in statements(loop.body) if isinstance(s, Alloc)}
+    inner = _bound_inside(loop)
+    accesses: dict[int, list[Load | Store]] = {}
+    for access in touched(loop.body):
+        if id(access.buffer) not in inside:
+            accesses.setdefault(id(access.buffer), []).append(access)
+    for group in accesses.values():
+        written = [a for a in group if isinstance(a, Store)]
+        if written and not _separate(loop.axis, inner, group):
+            if kind.name == "parallel" and all(a.reducer for a in written) and len(written) == len(group):
+                continue
+            return f"iterations meet in {written[0].buffer.name}"
+    return ""
+
+
+def _bound_inside(loop: For) -> set[Atom]:
+    """What changes within one iteration of ``loop``: inner axes, and data coordinates."""
+    found: set[Atom] = set()
+    for stmt in statements(loop.body):
+        if isinstance(stmt, For):
+            found.add(stmt.axis)
+        elif isinstance(stmt, Let):
+            found.add(Opaque(stmt.var.name))
+    return found
+
+
+def _separate(axis: Axis, inner: set[Atom], group: Sequence[Load | Store]) -> bool:
+    """Whether accesses of different iterations of ``axis`` surely touch different elements.
+
+    Each address must be ``c*axis + fixed + below + above`` with one c and one fixed part for all, ``0 <= below < c``, and above a
+    multiple of ``c*extent``: then the address tells the iteration.
+    """
+    if constant(axis.extent) == 1:
+        return True
+    stride, base = split(group[0].index[0], axis)
+    if not stride.terms or not inner.isdisjoint(index_atoms(stride)):
+        return False
+    base = _part(base, inner, False)
+    reach = stride * axis.extent
+    for access in group:
+        coefficient, rest = split(access.index[0], axis)
+        if coefficient != stride or axis in index_atoms(rest):
+            return False
+        below = _part(rest, inner, False) - base
+        for term in _part(rest, inner, True).terms:
+            single = Index((term,))
+            if any(isinstance(a, Opaque) for a in index_atoms(single)):
+                return False
+            if mod(single, reach).terms:
+                below = below + single
+        if below.terms and not (prove_nonneg(below) and prove_nonneg(stride - 1 - below)):
+            return False
+    return True
+
+
+def _part(index: Index, inner: set[Atom], moving: bool) -> Index:
+    """The terms of ``index`` that change within an iteration, or those that do not."""
+    return Index(tuple([t for t in index.terms if moving != inner.isdisjoint(index_atoms(Index((t,))))]))

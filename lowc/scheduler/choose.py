@@ -1,0 +1,332 @@
+"""Choosing a Schedule for a kernel: heuristics over its accesses and the Target.
+
+For each nest at the top of the kernel: which axis runs over lanes (the one that most accesses are contiguous along), which
+reductions go in blocks (accuracy), which axis runs over cores, and what must be tiled or interchanged to allow that.
+"""
+
+from collections.abc import Sequence
+
+from lowc.ir.index import Axis, constant, split
+from lowc.ir.index import atoms as index_atoms
+from lowc.ir.nodes import Acc, For, If, Kernel, Kind, Let, Load, Op, Store, Update
+from lowc.ir.ops import REDUCERS
+from lowc.ir.walk import exprs, parts, statements
+from lowc.scheduler.apply import Bind, Block, Interchange, Partial, Primitive, Reorder, Schedule, Split, Tile, conflict, outer_updates, reads_running
+from lowc.scheduler.nest import estimate, touched, weight
+from lowc.target import Target
+
+PARALLEL_WORK = 24_000  # cheap vector-element operations below which starting the cores costs more than it saves
+CHAIN = 256  # additions in one accumulator before a block ends (error grows with it)
+GRAIN = 4096  # elements of a flat chunk that a core takes at least
+COLUMNS = 256  # columns that a core takes at least in a column reduction (1 kB runs of memory)
+TILE_MIN = 16
+
+
+def choose(kernel: Kernel, target: Target, threads: bool) -> Schedule:
+    """The Schedule for ``kernel``, which is SCHEDULED-level and serial."""
+    plan: list[Primitive] = []
+    lanes = _lanes(kernel, target)
+    for stmt in kernel.body:
+        if isinstance(stmt, For):
+            plan.extend(_nest(stmt, lanes, target, threads, top=True))
+    return tuple(plan)
+
+
+def _lanes(kernel: Kernel, target: Target) -> int:
+    """Lanes of a vector: as many as f32 values fit a register, half of that if the kernel's data is 64 bits wide throughout."""
+    bits = [a.buffer.dtype.bits for a in touched(kernel.body)]
+    wide = bool(bits) and min(bits) == 64
+    return target.vector_bits // (64 if wide else 32)
+
+
+# ---------------------------------------------------------------- one nest
+
+
+def _nest(loop: For, lanes: int, target: Target, threads: bool, top: bool) -> list[Primitive]:
+    plan: list[Primitive] = []
+    chain = _chain(loop)
+    tile = _tile_axes(chain)
+    work = _work(loop)
+    parallel = threads and top and target.cores > 1 and work >= PARALLEL_WORK
+    if tile is not None:
+        rows, columns = tile
+        order = [f.axis.name for f in chain if f.axis.name not in tile] + [rows, columns]
+        if order != [f.axis.name for f in chain]:
+            plan.append(Reorder(tuple(order)))
+        plan.append(Tile(rows, columns, 16, lanes))
+        if parallel:
+            plan.append(Bind(order[0] if order[0] not in tile else f"{rows}_o", Kind("parallel")))
+        return plan
+    if outer_updates(loop):
+        return _reduction(loop, lanes, target, parallel)
+    vectors: list[Primitive] = []
+    column = _column(loop, lanes)
+    if column is not None:
+        return _column_reduction(loop, column, lanes, target, parallel)
+    bound = _vectorise(loop, lanes, vectors)
+    if parallel:
+        best = _parallel_axis(chain, bound, target)
+        if best is None:
+            pass
+        elif best.axis.name in bound:
+            if best is not chain[0]:
+                parallel = False
+            else:
+                size = _chunk(best, lanes, target)
+                plan.append(Split(best.axis.name, size))
+                vectors = [_renamed(v, best.axis.name, f"{best.axis.name}_i") for v in vectors]
+                plan.append(Bind(f"{best.axis.name}_o", Kind("parallel")))
+        else:
+            if best is not chain[0]:
+                order = [best.axis.name, *(f.axis.name for f in chain if f is not best)]
+                plan.append(Reorder(tuple(order)))
+            plan.append(Bind(best.axis.name, Kind("parallel")))
+    return [*plan, *vectors]
+
+
+def _renamed(step: Primitive, old: str, new: str) -> Primitive:
+    if isinstance(step, Bind) and step.axis == old:
+        return Bind(new, step.kind)
+    return step
+
+
+def _chain(loop: For) -> list[For]:
+    found = [loop]
+    while len(found[-1].body) == 1 and isinstance(found[-1].body[0], For):
+        found.append(found[-1].body[0])
+    return found
+
+
+def _work(loop: For) -> int:
+    """Iterations times the cost of each."""
+    inner = 0
+    for stmt in loop.body:
+        if isinstance(stmt, For):
+            inner += _work(stmt)
+        elif isinstance(stmt, If):
+            inner += 4
+        else:
+            inner += 1 + sum(weight(e) for e in exprs(stmt)) // 2
+    return max(0, estimate(loop.axis.extent)) * inner
+
+
+def _parallel_axis(chain: list[For], bound: set[str], target: Target) -> For | None:
+    """The loop to share among cores: the outermost with enough iterations; an inner one only of a reorderable map."""
+    first = chain[0]
+    is_map = not any(isinstance(s, Acc | Update | For) for s in chain[-1].body)
+    for loop in chain if is_map else chain[:1]:
+        if estimate(loop.axis.extent) >= 2 * target.cores and not conflict(loop, Kind("parallel")):
+            if loop.axis.name in bound and loop is not first:
+                continue
+            return loop
+    if estimate(first.axis.extent) > 1 and not conflict(first, Kind("parallel")):
+        return first
+    return None
+
+
+def _chunk(loop: For, lanes: int, target: Target) -> int:
+    """Elements of a chunk: a multiple of the lanes, about eight chunks a core, but not too small."""
+    extent = estimate(loop.axis.extent)
+    inner = any(isinstance(s, For) for s in loop.body)
+    least = 4 * lanes if inner else GRAIN
+    size = max(least, extent // (8 * target.cores))
+    if constant(loop.axis.extent) is not None and not inner:
+        for parts_ in range(max(1, extent // size), max(1, extent // (2 * size)), -1):
+            if extent % parts_ == 0 and (extent // parts_) % lanes == 0:
+                return extent // parts_
+    return -(-size // lanes) * lanes
+
+
+# ---------------------------------------------------------------- lanes
+
+
+def _vectorise(loop: For, lanes: int, out: list[Primitive]) -> set[str]:
+    """Binds axes under ``loop`` to lanes, innermost first; the names of the axes bound."""
+    bound: set[str] = set()
+    for stmt in loop.body:
+        if isinstance(stmt, For):
+            bound |= _vectorise(stmt, lanes, out)
+        elif isinstance(stmt, If):
+            for inner in stmt.body:
+                if isinstance(inner, For):
+                    bound |= _vectorise(inner, lanes, out)
+    if bound or not _suits_lanes(loop, lanes):
+        return bound
+    kind = Kind("vector", lanes, "", _interleave(loop))
+    if conflict(loop, kind):
+        return bound
+    _block_sums(loop, lanes * kind.interleave, out)
+    out.append(Bind(_inner_name(loop, out), kind))
+    return {loop.axis.name}
+
+
+def _inner_name(loop: For, out: Sequence[Primitive]) -> str:
+    blocked = any(isinstance(p, Block) and p.axis == loop.axis.name for p in out)
+    return f"{loop.axis.name}_i" if blocked else loop.axis.name
+
+
+def _block_sums(loop: For, chains: int, out: list[Primitive]) -> None:
+    """Long sums go in blocks, so that an accumulator takes at most about ``CHAIN`` additions before it is combined."""
+    extent = estimate(loop.axis.extent)
+    sums = any(u.reducer == "add" and u.vars[0].dtype.kind == "f" for u in outer_updates(loop))
+    if sums and extent > 4 * CHAIN * chains and not reads_running(loop, outer_updates(loop)):
+        out.append(Block(loop.axis.name, CHAIN * chains))
+
+
+def _interleave(loop: For) -> int:
+    if any(isinstance(s, For) for s in loop.body):
+        return 1
+    updates = [s for s in loop.body if isinstance(s, Update)]
+    if not updates:
+        return 1
+    if any(REDUCERS[u.reducer].arity > 1 for u in updates):
+        return 1
+    return 4 if len(updates) <= 2 else 2
+
+
+def _suits_lanes(loop: For, lanes: int) -> bool:
+    """Whether the lanes of a vector over ``loop.axis`` mostly touch neighbouring elements."""
+    axis = loop.axis
+    extent = constant(axis.extent)
+    if extent is not None and extent < max(2, lanes // 2):
+        return False
+    score = 0
+    for stmt in statements(loop.body):
+        if isinstance(stmt, For) and axis in index_atoms(stmt.axis.extent):
+            return False
+        if isinstance(stmt, If):
+            return False
+    for access in touched(loop.body):
+        score += _score(access, axis)
+    return score >= 0 and not _uniform_store(loop)
+
+
+def _uniform_store(loop: For) -> bool:
+    """A reducing store whose lanes may meet in one element."""
+    for stmt in statements(loop.body):
+        if isinstance(stmt, Store) and stmt.reducer:
+            coefficient, _ = split(stmt.index[0], loop.axis)
+            if not coefficient.terms:
+                return True
+    return False
+
+
+def _score(access: Load | Store, axis: Axis) -> int:
+    index = access.index[0]
+    if access.buffer.space == "local":
+        return 0
+    coefficient, rest = split(index, axis)
+    if axis in index_atoms(rest):
+        return -4 if isinstance(access, Store) else -2
+    step = constant(coefficient)
+    if step == 0:
+        return 0
+    if step == 1:
+        return 3 if isinstance(access, Store) else 2
+    return -4 if isinstance(access, Store) else -2
+
+
+# ---------------------------------------------------------------- reductions
+
+
+def _reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Primitive]:
+    """A loop at the top of the kernel whose accumulators outlive it: a full reduction."""
+    plan: list[Primitive] = []
+    if reads_running(loop, outer_updates(loop)):
+        return plan
+    name = loop.axis.name
+    inner = loop
+    if parallel:
+        extent = estimate(loop.axis.extent)
+        chunks = max(2, min(64, 8 * target.cores, extent // GRAIN if len(_chain(loop)) == 1 else extent))
+        if extent >= chunks:
+            plan.append(Partial(name, chunks))
+            name = f"{name}_i"
+    vectors: list[Primitive] = []
+    _vectorise(inner, lanes, vectors)
+    for step in vectors:
+        if isinstance(step, Block) and step.axis == loop.axis.name:
+            vectors[vectors.index(step)] = Block(name, step.size)
+        elif isinstance(step, Bind) and step.axis.startswith(loop.axis.name) and name != loop.axis.name:
+            suffix = step.axis[len(loop.axis.name) :]
+            if suffix in ("", "_i"):
+                vectors[vectors.index(step)] = Bind(name + suffix, step.kind)
+    return [*plan, *vectors]
+
+
+def _column(loop: For, lanes: int) -> For | None:
+    """The reduction loop directly in ``loop`` if lanes suit only the outer axis: sums down the columns of a matrix."""
+    inner = [s for s in loop.body if isinstance(s, For)]
+    if len(inner) != 1 or any(isinstance(s, For | If | Acc) for s in inner[0].body):
+        return None
+    if not any(isinstance(s, Acc) for s in loop.body) or constant(loop.axis.extent) is None:
+        return None
+    if not outer_updates(inner[0]) or reads_running(inner[0], outer_updates(inner[0])):
+        return None
+    if any(isinstance(s, Store) for s in inner[0].body):
+        return None
+    before = loop.body[: loop.body.index(inner[0])]
+    if not all(isinstance(s, Acc) and len(s.vars) == 1 for s in before):
+        return None
+    if _suits_lanes(inner[0], lanes) or not _suits_lanes(loop, lanes):
+        return None
+    return inner[0]
+
+
+def _column_reduction(loop: For, inner: For, lanes: int, target: Target, parallel: bool) -> list[Primitive]:
+    """Strips of columns over cores; within a strip row after row, into an array of accumulators that stays in L1."""
+    plan: list[Primitive] = []
+    columns = constant(loop.axis.extent) or 0
+    name = loop.axis.name
+    strip = max(4 * lanes, min(COLUMNS * 4, -(-columns // (2 * target.cores))) if parallel else COLUMNS * 4)
+    strip = -(-strip // lanes) * lanes
+    kind = Kind("vector", lanes)
+    if columns % strip and columns > strip:
+        for width in range(strip, 4 * lanes - 1, -lanes):
+            if columns % width == 0:
+                strip = width
+                break
+        else:
+            return [Bind(name, kind)] if not conflict(loop, kind) else []
+    if columns > strip:
+        plan.append(Split(name, strip))
+        if parallel:
+            plan.append(Bind(f"{name}_o", Kind("parallel")))
+        name = f"{name}_i"
+    block = CHAIN // 2 if estimate(inner.axis.extent) > CHAIN else 0
+    return [*plan, Interchange(name, block, kind)]
+
+
+# ---------------------------------------------------------------- transposes
+
+
+def _tile_axes(chain: list[For]) -> tuple[str, str] | None:
+    """(rows, columns) if a map's stores are contiguous along its last axis and some loads along another: both long enough."""
+    columns = chain[-1].axis
+    body = chain[-1].body
+    if not all(isinstance(s, Let | Store) for s in body) or len(chain) < 2:
+        return None
+    if constant(columns.extent) is None or (constant(columns.extent) or 0) < TILE_MIN:
+        return None
+    rows: Axis | None = None
+    for access in touched(body):
+        index = access.index[0]
+        if constant(split(index, columns)[0]) in (0, 1):
+            continue
+        if isinstance(access, Store):
+            return None
+        for loop in chain[:-1]:
+            if constant(split(index, loop.axis)[0]) == 1 and columns not in index_atoms(split(index, columns)[1]):
+                if rows is not None and rows != loop.axis:
+                    return None
+                rows = loop.axis
+    if rows is None or (constant(rows.extent) or 0) < TILE_MIN:
+        return None
+    if any(isinstance(p, Op) and p.name.startswith("check") for s in body for e in exprs(s) for p in parts(e)):
+        return None
+    return rows.name, columns.name
+
+
+def describe(schedule: Sequence[Primitive]) -> str:
+    """The schedule on one line, for dumps and ``lowc explain``."""
+    return "; ".join(map(repr, schedule))

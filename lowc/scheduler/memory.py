@@ -1,0 +1,149 @@
+"""memory: SCHEDULED → BUFFERED.  Temps get places in one workspace, shared where lifetimes allow; equal kernels become one.
+
+A temp that launches alone touch, and that the call does not return, lives in the workspace from its first to its last step; places
+are given first-fit by offset.  Symbolic sizes: a place is shared only between temps of equal size, new places follow one another.
+Temps that extern calls make or read, and what is returned, stay tensors of their own.
+"""
+
+import re
+from dataclasses import dataclass
+
+from lowc.ir.index import Index, constant, ix
+from lowc.ir.nodes import Buffer, Extern, Kernel, Launch, Module
+from lowc.ir.printer import print_kernel
+from lowc.ir.walk import names
+from lowc.options import Options
+from lowc.scheduler.linearise import storage_size
+from lowc.scheduler.nest import returned, step_reads, step_writes
+from lowc.target import Target
+
+TOKEN = re.compile(r"[A-Za-z_][\w.]*|[^A-Za-z_]+")
+ALIGN = 64  # bytes; a cache line, and the widest vector
+
+
+def run(module: Module, target: Target, options: Options) -> Module:
+    """``module`` with ``placed`` and ``workspace`` filled in and one Kernel object for launches of equal text."""
+    placed, workspace = _plan(module)
+    steps = _share_kernels(module)
+    return Module(
+        "BUFFERED", module.symbols, module.inputs, module.temps, module.outputs, steps, placed, workspace
+    )
+
+
+@dataclass(slots=True)
+class _Life:
+    """``size`` in bytes, first and last step that touches it."""
+
+    buffer: Buffer
+    size: Index
+    first: int
+    last: int
+
+
+def _plan(module: Module) -> tuple[tuple[tuple[str, Index], ...], Index]:
+    outside = returned(module)
+    lives: dict[int, _Life] = {}
+    temps = {id(t) for t in module.temps}
+    for number, step in enumerate(module.steps):
+        for buffer in (*_reads(step), *_writes(step)):
+            if id(buffer) not in temps:
+                continue
+            if isinstance(step, Extern):
+                outside.add(id(buffer))
+            life = lives.get(id(buffer))
+            if life is None:
+                lives[id(buffer)] = _Life(buffer, storage_size(buffer) * buffer.dtype.bytes, number, number)
+            else:
+                life.last = number
+    wanted = [life for key, life in lives.items() if key not in outside]
+    numeric = [life for life in wanted if constant(life.size) is not None]
+    symbolic = [life for life in wanted if constant(life.size) is None]
+    placed: list[tuple[str, Index]] = []
+    top = _place_numeric(numeric, placed)
+    return tuple(placed), _place_symbolic(symbolic, placed, top)
+
+
+def _place_numeric(lives: list[_Life], placed: list[tuple[str, Index]]) -> int:
+    """First fit by offset; returns the bytes used."""
+    active: list[tuple[int, int, int]] = []  # (offset, end, last step)
+    top = 0
+    for life in sorted(lives, key=lambda x: x.first):
+        size = -(-(constant(life.size) or 0) // ALIGN) * ALIGN
+        active = sorted(a for a in active if a[2] >= life.first)
+        offset = 0
+        for start, end, _ in active:
+            if offset + size <= start:
+                break
+            offset = max(offset, end)
+        active.append((offset, offset + size, life.last))
+        placed.append((life.buffer.name, ix(offset)))
+        top = max(top, offset + size)
+    return top
+
+
+def _place_symbolic(lives: list[_Life], placed: list[tuple[str, Index]], top: int) -> Index:
+    """Equal sizes reuse a place whose temp has died; returns the bytes used."""
+    free_at: dict[Index, list[tuple[int, Index]]] = {}
+    end = ix(top)
+    for life in sorted(lives, key=lambda x: x.first):
+        size = (life.size + (ALIGN - 1)) // ALIGN * ALIGN
+        places = free_at.setdefault(size, [])
+        for number, (last, offset) in enumerate(places):
+            if last < life.first:
+                places[number] = (life.last, offset)
+                placed.append((life.buffer.name, offset))
+                break
+        else:
+            places.append((life.last, end))
+            placed.append((life.buffer.name, end))
+            end = end + size
+    return end
+
+
+def _reads(step: Launch | Extern) -> list[Buffer]:
+    """Module buffers that ``step`` touches (a launch's args: its kernel's params are its own)."""
+    return list(step.args) if isinstance(step, Launch) else step_reads(step)
+
+
+def _writes(step: Launch | Extern) -> list[Buffer]:
+    return [] if isinstance(step, Launch) else step_writes(step)
+
+
+def _share_kernels(module: Module) -> tuple[Launch | Extern, ...]:
+    """Launches of kernels that print alike, but for names of kernel and params, share the first of them."""
+    known: dict[str, Kernel] = {}
+    steps: list[Launch | Extern] = []
+    used: set[str] = set()
+    for step in module.steps:
+        if not isinstance(step, Launch):
+            steps.append(step)
+            continue
+        text = _shape_of(step.kernel)
+        kernel = known.get(text)
+        if kernel is None:
+            kernel = known[text] = _renamed(step.kernel, used)
+        steps.append(Launch(kernel, step.args, step.origin))
+    return tuple(steps)
+
+
+def _shape_of(kernel: Kernel) -> str:
+    """The text of ``kernel`` with the names bound in it numbered by their place."""
+    text = print_kernel(kernel)
+    order: dict[str, str] = {}
+    out: list[str] = []
+    bound = {kernel.name, *(p.name for p in kernel.params)} | names(kernel.body)
+    for token in TOKEN.findall(text):
+        if token in bound:
+            token = order.setdefault(token, f"%{len(order)}")
+        out.append(token)
+    return "".join(out)
+
+
+def _renamed(kernel: Kernel, used: set[str]) -> Kernel:
+    """``kernel`` under a name that no other kernel has."""
+    name, number = kernel.name, 1
+    while name in used:
+        number += 1
+        name = f"{kernel.name}_{number}"
+    used.add(name)
+    return kernel if name == kernel.name else Kernel(name, kernel.params, kernel.sizes, kernel.body)

@@ -1,0 +1,93 @@
+"""The pass table and the runner, which is the only caller of passes.
+
+To add a pass: write ``lowc/scheduler/NAME.py`` with ``run(module, target, options) -> module`` and add a row; add pairs to ``ORDER``
+for what it needs to come after or before, with the reason.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from lowc.errors import LowcError, OptionError
+from lowc.ir.nodes import Module
+from lowc.ir.printer import print_module
+from lowc.ir.verify import verify_module
+from lowc.options import Options
+from lowc.scheduler import forward, fuse, hoist, inline, legalise, linearise, localise, memory, schedule
+from lowc.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """``takes`` and ``gives`` are levels; a pass that is not ``required`` can be switched off (``LOWC_OFF``)."""
+
+    name: str
+    run: Callable[[Module, Target, Options], Module]
+    takes: str
+    gives: str
+    required: bool
+    why: str
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass("inline", inline.run, "LOOPS", "LOOPS", False, "a map computed where it is used needs no memory"),
+    Pass("fuse", fuse.run, "LOOPS", "LOOPS", False, "kernels over common loops read shared data once"),
+    Pass("forward", forward.run, "LOOPS", "LOOPS", False, "fusing leaves loads of what was just stored, and stores nobody reads"),
+    Pass("localise", localise.run, "LOOPS", "LOOPS", False, "a row that one iteration makes and uses stays in cache"),
+    Pass("linearise", linearise.run, "LOOPS", "SCHEDULED", True, "addresses as numbers: strides and collapsible loops can be seen"),
+    Pass("schedule", schedule.run, "SCHEDULED", "SCHEDULED", False, "loops bound to cores and lanes, reductions in blocks"),
+    Pass("hoist", hoist.run, "SCHEDULED", "SCHEDULED", False, "inlining repeats work that does not change in a loop"),
+    Pass("memory", memory.run, "SCHEDULED", "BUFFERED", True, "temps share one workspace, equal kernels are compiled once"),
+    Pass("legalise", legalise.run, "BUFFERED", "MACHINE", True, "only ops and types that the target has"),
+)
+
+ORDER: tuple[tuple[str, str, str], ...] = (
+    ("inline", "fuse", "fusing first would tie a map to one consumer's loops, though it could vanish"),
+    ("fuse", "forward", "stores and loads meet in one iteration only once kernels are fused"),
+    ("forward", "localise", "what is forwarded needs no scratch memory"),
+    ("localise", "linearise", "dimensions must still be visible to tell which belong to the outer loops"),
+    ("linearise", "schedule", "strides decide the order and the lanes"),
+    ("schedule", "hoist", "splitting makes loops that invariants can leave"),
+    ("hoist", "legalise", "expanded maths is many statements to move instead of one"),
+    ("memory", "legalise", "equal kernels are then legalised once"),
+)
+
+
+class Trace(Protocol):
+    """What the runner tells a trace: the time of each pass and the program after it."""
+
+    def phase(self, name: str) -> AbstractContextManager[object]: ...
+
+    def dump(self, name: str, text: Callable[[], str]) -> None: ...
+
+
+def run(module: Module, target: Target, options: Options, trace: Trace | None = None) -> Module:
+    """``module`` @LOOPS through every pass to @MACHINE.
+
+    Raises OptionError if ``options.off`` names no pass that can be switched off; with ``options.check`` verifies after each pass
+    (VerifyError names it).
+    """
+    off = {name for name in options.off.split(",") if name}
+    optional = [p.name for p in PASSES if not p.required]
+    if unknown := off - set(optional):
+        raise OptionError(f"cannot switch off {', '.join(sorted(unknown))}", hint="passes are " + ", ".join(optional))
+    for each in PASSES:
+        if each.name not in off:
+            module = apply(each, module, target, options, trace)
+    return module
+
+
+def apply(each: Pass, module: Module, target: Target, options: Options, trace: Trace | None = None) -> Module:
+    """One pass; a failure says which."""
+    with trace.phase(each.name) if trace else nullcontext():
+        try:
+            module = each.run(module, target, options)
+            if options.check:
+                verify_module(module, each.gives)
+        except LowcError as error:
+            error.message = f"{error.message}\n  in pass {each.name}"
+            raise
+    if trace:
+        trace.dump(each.name, lambda: print_module(module))
+    return module
