@@ -1,11 +1,101 @@
-"""Which ATen ops are taken apart before lowc sees them."""
+"""Which ATen ops are taken apart before lowering sees them, and how.
 
-from collections.abc import Callable
+Three sources: lowc's own (``OWN``), torch's (``TORCHS``, by name: each was compared with eager over torch's own op samples, values,
+dtypes and strides), and the list ops of optimisers.  What lowering has a kernel for is not taken apart (``keep``).
+
+Left whole on purpose, because torch's decomposition differs from eager:
+
+* strides: channel_shuffle, baddbmm, max_unpool2d, reflection_pad*_backward, huber, mse and smooth-L1 gradients (own ones instead);
+* values: addr and linalg_cross in bf16, special_log_ndtr and special_ndtr in the tails;
+* random numbers: bernoulli, normal, uniform, rrelu_with_noise (eager's draws are ATen's own);
+* shape of the second result: _scaled_dot_product_flash_attention_for_cpu.
+"""
+
+from collections.abc import Callable, Collection
+from functools import cache
 from typing import Any
 
 import torch
 
+from lowc.frontend import decomp_loss as loss
+from lowc.frontend import decomp_norm as norm
+from lowc.frontend.decomp_foreach import foreach_decompositions
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The decomposition table for AOTAutograd."""
-    return dict(torch._decomp._core_aten_decompositions_post_autograd())
+OWN: dict[str, Callable[..., Any]] = {
+    "_softmax_backward_data.default": norm.softmax_backward,
+    "_log_softmax_backward_data.default": norm.log_softmax_backward,
+    "native_layer_norm.default": norm.layer_norm,
+    "native_layer_norm_backward.default": norm.layer_norm_backward,
+    "_fused_rms_norm.default": norm.rms_norm,
+    "native_group_norm.default": norm.group_norm,
+    "native_group_norm_backward.default": norm.group_norm_backward,
+    "_native_batch_norm_legit_functional.default": norm.batch_norm_functional,
+    "_native_batch_norm_legit.no_stats": norm.batch_norm_no_stats,
+    "_native_batch_norm_legit_no_training.default": norm.batch_norm_no_training,
+    "native_batch_norm_backward.default": norm.batch_norm_backward,
+    "nll_loss_forward.default": loss.nll_loss,
+    "nll_loss2d_forward.default": loss.nll_loss,
+    "nll_loss_backward.default": loss.nll_loss_backward,
+    "nll_loss2d_backward.default": loss.nll_loss_backward,
+    "mse_loss_backward.default": loss.mse_loss_backward,
+    "smooth_l1_loss_backward.default": loss.smooth_l1_loss_backward,
+    "huber_loss_backward.default": loss.huber_loss_backward,
+    "native_dropout.default": loss.native_dropout,
+}
+
+TORCHS = """
+    _fused_rms_norm_backward.default _prelu_kernel.default _prelu_kernel_backward.default _safe_softmax.default
+    _weight_norm_interface.default addcdiv.default addcmul.default
+    alias_copy.default expand_copy.default permute_copy.default squeeze_copy.default squeeze_copy.dim squeeze_copy.dims
+    t_copy.default transpose_copy.int unbind_copy.int unfold_copy.default unsqueeze_copy.default view_copy.default
+    split_with_sizes_copy.default unsafe_split.Tensor unsafe_split_with_sizes.default
+    all.default all.dim all.dims aminmax.default arange.default arange.start block_diag.default celu.default
+    binary_cross_entropy.default binary_cross_entropy_backward.default binary_cross_entropy_with_logits.default
+    clamp_max.Tensor clamp_min.Tensor clamp_min.default count_nonzero.default count_nonzero.dim_IntList deg2rad.default
+    detach.default diag_embed.default diagonal_backward.default diagonal_copy.default elu.default elu_backward.default
+    eye.default eye.m fill.Scalar fill.Tensor floor_divide.default frac.default gelu.default gelu_backward.default
+    glu.default hardshrink.default hardsigmoid.default hardsigmoid_backward.default hardswish.default
+    hardswish_backward.default hardtanh.default hardtanh_backward.default huber_loss.default
+    isneginf.default isposinf.default leaky_relu.default leaky_relu_backward.default lerp.Scalar lerp.Tensor
+    linspace.default log_sigmoid_backward.default logaddexp2.default logit.default logit_backward.default
+    logsumexp.default masked_fill.Scalar masked_fill.Tensor mish.default mish_backward.default mse_loss.default
+    nan_to_num.default nansum.default native_dropout_backward.default new_full.default new_ones.default
+    new_zeros.default norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype ones.default
+    ones_like.default pixel_shuffle.default pixel_unshuffle.default rad2deg.default roll.default rot90.default
+    rsub.Scalar rsub.Tensor select_backward.default sgn.default sigmoid_backward.default silu.default
+    silu_backward.default sinc.default slice_backward.default smooth_l1_loss.default soft_margin_loss.default
+    soft_margin_loss_backward.default softplus.default softplus_backward.default softshrink.default
+    special_entr.default special_xlog1py.default special_xlog1py.other_scalar special_xlog1py.self_scalar
+    split.Tensor squeeze.default squeeze.dim stack.default std_mean.correction t.default take.default tanh_backward.default
+    threshold.default threshold_backward.default trace.default transpose.int tril.default triu.default
+    unbind.int upsample_nearest1d.default upsample_nearest1d.vec upsample_nearest2d.default
+    upsample_nearest2d.vec upsample_nearest3d.default upsample_nearest3d.vec upsample_bilinear2d.default
+    upsample_bilinear2d.vec zero.default zeros.default zeros_like.default
+""".split()
+
+
+def decompositions(keep: Collection[str] = ()) -> dict[Any, Callable[..., Any]]:
+    """The table for AOTAutograd: op → function.  ``keep``: ops to leave whole, as ``aten.add.Tensor``."""
+    return {op: f for op, f in _all().items() if str(op) not in keep}
+
+
+@cache
+def _all() -> dict[Any, Callable[..., Any]]:
+    from torch._decomp import decomposition_table
+
+    table = foreach_decompositions()
+    for name in TORCHS:
+        op = _op(name)
+        if op in decomposition_table:
+            table[op] = decomposition_table[op]
+    for name, function in OWN.items():
+        op = _op(name)
+        if op is not None:
+            table[op] = function
+    return table
+
+
+def _op(name: str) -> Any:
+    """The overload, or None if this torch has none of that name."""
+    packet, overload = name.split(".")
+    return getattr(getattr(torch.ops.aten, packet, None), overload, None)

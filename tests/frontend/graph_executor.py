@@ -18,11 +18,7 @@ def run(graph: Graph, args: list[Any]) -> list[Any]:
     values: dict[str, tuple[Any, ...]] = {}
     assert len(args) == len(graph.inputs), (len(args), len(graph.inputs))
     for given, value in zip(graph.inputs, args, strict=True):
-        if isinstance(given.meta, Index):
-            bind(given.meta, value, env)
-        elif isinstance(given.meta, TensorMeta):
-            for index, number in zip((*given.meta.shape, *given.meta.strides), (*value.shape, *value.stride()), strict=True):
-                bind(index, number, env)
+        bind_all(given.meta, value, env)
         values[given.name] = (value,)
     for given in graph.inputs:
         check(given.meta, values[given.name][0], env, given.name)
@@ -31,8 +27,7 @@ def run(graph: Graph, args: list[Any]) -> list[Any]:
         result = op(*convert(node.args, values, env), **{k: convert(v, values, env) for k, v in node.kwargs})
         results = tuple(result) if isinstance(result, tuple | list) else (result,)
         for meta, value in zip(node.outputs, results, strict=True) if node.outputs else ():
-            if isinstance(meta, Index):
-                bind(meta, value, env)
+            bind_all(meta, value, env)
             check(meta, value, env, node.name)
         values[node.name] = results
     return [convert(out, values, env) for out in graph.outputs]
@@ -41,6 +36,15 @@ def run(graph: Graph, args: list[Any]) -> list[Any]:
 def resolve(target: str) -> Any:
     namespace, name, overload = target.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def bind_all(meta: Any, value: Any, env: dict[str, int]) -> None:
+    """Gives symbols that ``meta`` mentions by themselves their values; those known keep theirs."""
+    if isinstance(meta, Index):
+        bind(meta, value, env)
+    elif isinstance(meta, TensorMeta):
+        for index, number in zip((*meta.shape, *meta.strides), (*value.shape, *value.stride()), strict=True):
+            bind(index, number, env)
 
 
 def bind(index: Index, number: int, env: dict[str, int]) -> None:
