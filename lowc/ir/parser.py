@@ -205,17 +205,18 @@ def _for(c: Cursor, scope: Scope) -> For:
 
 
 def _kind(c: Cursor) -> Kind:
-    """``parallel``, ``vector(16)``, ``instr(key)``."""
+    """``parallel``, ``vector(16)``, ``vector(16*4)``, ``instr(key)``."""
     name = c.of("name", "a kind of loop").text
-    width, key = 0, ""
+    width, key, interleave = 0, "", 1
     if c.skip("("):
         if c.token.kind == "int":
             width = _integer(c)
+            interleave = _integer(c) if c.skip("*") else 1
             c.skip(",")
         if not c.at(")"):
             key = _word(c)
         c.expect(")")
-    return Kind(name, width, key)
+    return Kind(name, width, key, interleave)
 
 
 def _word(c: Cursor) -> str:

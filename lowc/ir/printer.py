@@ -102,7 +102,7 @@ def print_module_lines(module: Module) -> list[Line]:
         lines.append((f"  workspace {text(module.workspace)}", module))
     for step in module.steps:
         lines.append((f"  {_step(step)}", step))
-        lines.extend((f"    from {_quote(origin)}", step) for origin in step.origin)
+        lines.extend((f"    from {_quote(origin)}", None) for origin in step.origin)
     if module.outputs:
         lines.append((f"  return {', '.join(map(print_arg, module.outputs))}", module.outputs))
     lines.append(("}", None))
@@ -216,8 +216,14 @@ def _statement(stmt: Stmt, shared: dict[int, str]) -> str:
 
 
 def print_kind(kind: Kind) -> str:
-    """``vector(16)``; empty for a serial loop."""
-    extra = ([str(kind.width)] if kind.width else []) + ([_word(kind.key)] if kind.key else [])
+    """``vector(16)``, ``vector(16*4)`` (width, strips interleaved), ``instr(key)``; empty for a serial loop."""
+    extra: list[str] = []
+    if kind.interleave != 1:
+        extra.append(f"{kind.width}*{kind.interleave}")
+    elif kind.width:
+        extra.append(str(kind.width))
+    if kind.key:
+        extra.append(_word(kind.key))
     if kind.name == "serial" and not extra:
         return ""
     return f"{kind.name}({', '.join(extra)})" if extra else kind.name
