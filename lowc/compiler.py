@@ -8,14 +8,12 @@ A kernel that gets no code does not stop the graph: the ops in it are lowered an
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowc.artifact import Artifact
-from lowc.errors import LowcError
 from lowc.ir.graph import Graph
-from lowc.ir.nodes import Extern, Launch, Module
+from lowc.ir.nodes import Extern, Module
 from lowc.ir.printer import print_graph, print_module
 from lowc.lowering.lower import lower
 from lowc.options import Options
@@ -36,13 +34,13 @@ def compile_graph(
     """
     options = options or Options()
     trace = trace or Trace(fresh_directory(options.dump, graph.name))
-    trace.dump("graph", "graph", lambda: print_graph(graph))
+    trace.dump("graph", lambda: print_graph(graph))
     artifact, load = _with_fallbacks(graph, options, trace)
     with trace.phase("runtime"):
         from lowc.runtime.program import bind
 
         program = bind(artifact, load(artifact), constants)
-    trace.dump("host", "py", lambda: program.source)
+    trace.dump("host", lambda: program.source, "py")
     for step in artifact.program:
         if isinstance(step, Extern):
             trace.count(f"extern {step.target}")
@@ -77,7 +75,7 @@ def compile_artifact(
     """
     with trace.phase("lowering"):
         module = lower(graph, options, forbidden)
-    trace.dump("lowering", "lowc", lambda: print_module(module))
+    trace.dump("lowering", lambda: print_module(module))
     if options.isa == "interp":
         return _interpreted(module)
     from lowc.backends import x86

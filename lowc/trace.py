@@ -5,7 +5,7 @@ A ``Trace`` is made for each compilation and handed down; there is no global one
     with trace.phase("scheduler"):
         with trace.phase("fuse"):
             ...
-    trace.dump("fuse", "lowc", lambda: print_module(module))
+    trace.dump("fuse", lambda: print_module(module))
     trace.count("extern aten.mm.default")
     print(trace.report())
 
@@ -64,13 +64,13 @@ class Trace:
     def dumping(self) -> bool:
         return bool(self.dump_dir)
 
-    def dump(self, stage: str, extension: str, make: Callable[[], str | bytes]) -> None:
-        """Writes ``make()`` to the next numbered file, e.g. ``03_fuse.lowc``; calls nothing if there is no directory for it."""
+    def dump(self, name: str, text: Callable[[], str | bytes], extension: str = "lowc") -> None:
+        """Writes ``text()`` to the next numbered file, e.g. ``03_fuse.lowc``; calls nothing if there is no directory for it."""
         if not self.dump_dir:
             return
-        content = make()
+        content = text()
         Path(self.dump_dir).mkdir(parents=True, exist_ok=True)
-        path = Path(self.dump_dir) / f"{self._number:02}_{stage}.{extension}"
+        path = Path(self.dump_dir) / f"{self._number:02}_{name}.{extension}"
         self._number += 1
         path.write_bytes(content.encode() if isinstance(content, str) else content)
 

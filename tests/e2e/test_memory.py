@@ -1,0 +1,113 @@
+"""Aliasing, mutation, views, strides, lifetimes: what a caller can see of memory."""
+
+import gc
+from typing import Any
+
+import torch
+
+
+def test_arguments_are_mutated_in_place(compiler: Any) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        y[1:, ::2].mul_(x[1:, ::2])
+        return x * y
+
+    compiler.check(f, torch.randn(3, 5), torch.randn(3, 5))
+
+
+def test_a_mutated_argument_may_be_read_before_and_after(compiler: Any) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        before = x.exp()
+        x.copy_(x.flip(0))
+        return before, x * 2
+
+    compiler.check(f, torch.randn(6))
+
+
+def test_swapped_arguments(compiler: Any) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> None:
+        old = x.clone()
+        x.copy_(y)
+        y.copy_(old)
+
+    compiler.check(f, torch.randn(6), torch.randn(6))
+
+
+def test_mutation_of_a_non_contiguous_argument(compiler: Any) -> None:
+    base, other = torch.randn(4, 6), torch.randn(4, 6)
+    compiled = compiler.compile(lambda x: x.sigmoid_())
+    expected = base.clone()
+    expected.t()[1:].sigmoid_()
+    compiled(base.t()[1:])
+    torch.testing.assert_close(base, expected)
+    compiled(other.t()[1:])
+
+
+def test_mutation_shows_in_the_version_counter(compiler: Any) -> None:
+    x = torch.randn(3)
+    version = x._version
+    compiler.compile(lambda x: x.add_(1))(x)
+    assert x._version > version
+
+
+def test_outputs_alias_inputs_as_in_eager(compiler: Any) -> None:
+    x = torch.randn(4, 6)
+    same, window = compiler.compile(lambda x: (x, x[1:, ::2]))(x)
+    assert same is x
+    assert window.data_ptr() == x[1:].data_ptr() and window.stride() == (6, 2)
+    x.zero_()
+    assert window.abs().sum() == 0
+
+
+def test_outputs_that_share_memory_share_it(compiler: Any) -> None:
+    a, b = compiler.compile(lambda x: (lambda y: (y, y[1:].t()))(x * 2))(torch.randn(3, 4))
+    a.zero_()
+    assert b.abs().sum() == 0
+    p, q = compiler.compile(lambda x: (lambda y: (y, y))(x * 2))(torch.randn(3))
+    assert p.data_ptr() == q.data_ptr()
+
+
+def test_equal_outputs_do_not_share_memory(compiler: Any) -> None:
+    a, b = compiler.compile(lambda x: (x * 2, x * 2))(torch.randn(3))
+    a.zero_()
+    assert b.abs().sum() != 0
+
+
+def test_strides_of_outputs(compiler: Any) -> None:
+    x = torch.randn(2, 3, 4, 5)
+    compiler.check(lambda x: (x.relu(), x + x.contiguous(), x.sum(1), x.to(torch.float64)), x.to(memory_format=torch.channels_last))
+    compiler.check(lambda x: (x.exp(), x * 2 + 1, x.permute(3, 0, 2, 1).contiguous()), x.permute(0, 2, 3, 1))
+    compiler.check(lambda x: (x + 1, x * x.sum()), x[:, 1:, ::2, 1:4])
+    compiler.check(lambda x: (x.expand(3, 4) + 1, x.expand(3, 4)), torch.randn(4))
+
+
+def test_reads_through_views_with_offsets(compiler: Any) -> None:
+    base = torch.randn(5, 8)
+    compiled = compiler.compile(lambda x: x.t() * 2)
+    for window in (base[1:, 2:6], base[2:, 1:5]):
+        window = window[:3]
+        assert torch.equal(compiled(window), window.t() * 2)
+
+
+def test_results_survive_the_next_call(compiler: Any) -> None:
+    compiled = compiler.compile(lambda x: ((x.sum(0, keepdim=True) + x).exp().cumsum(0), x @ x))
+    x = torch.randn(9, 9)
+    first = compiled(x)
+    kept = [t.clone() for t in first]
+    compiled(x * 3)
+    assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
+
+
+def test_nothing_is_kept_alive(compiler: Any) -> None:
+    compiled = compiler.compile(lambda x: (x + 1).relu() @ x)
+    compiled(torch.randn(65, 65))
+    gc.collect()
+    before = _tensors()
+    for _ in range(3):
+        compiled(torch.randn(65, 65))
+    gc.collect()
+    assert _tensors() == before
+
+
+def _tensors() -> int:
+    return sum(isinstance(o, torch.Tensor) and o.shape == (65, 65) for o in gc.get_objects())

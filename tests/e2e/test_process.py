@@ -1,0 +1,101 @@
+"""lowc as a guest in the process: no child processes, one OpenMP runtime, threads, errors with eager's types."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from lowc.runtime import openmp
+
+_SPAWNED: list[str] = []
+
+
+def _hook(event: str, _args: Any) -> None:
+    if event in ("subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"):
+        _SPAWNED.append(event)
+
+
+@pytest.fixture
+def spawned() -> Iterator[list[str]]:
+    """Events of child processes since the test began (an audit hook can never be removed, so there is one for all)."""
+    if not getattr(_hook, "installed", False):
+        sys.addaudithook(_hook)
+        _hook.installed = True  # type: ignore[attr-defined]
+    _SPAWNED.clear()
+    yield _SPAWNED
+
+
+def test_compiling_and_running_starts_no_process(compiler: Any, spawned: list[str]) -> None:
+    compiler.check(lambda x: (x @ x).softmax(-1), torch.randn(9, 9, requires_grad=True), train=True)
+    assert spawned == []
+
+
+def test_there_is_one_openmp_runtime(compiler: Any) -> None:
+    before = openmp.loaded()
+    compiler.check(lambda x: x.exp().sum(), torch.randn(2, 1000))
+    assert openmp.loaded() == before and len(before) <= 1
+    assert not before or "GOMP_parallel" in openmp.functions()
+
+
+def test_two_threads_may_run_one_function(compiler: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = (x + x.sum(1, keepdim=True)).exp()
+        return (y.cumsum(0) / y.sum(0)) @ y.t()
+
+    compiled = compiler.compile(f)
+    given = [torch.rand(8, 16) * k * 0.01 for k in range(1, 5)]
+    expected = [f(x) for x in given]
+    compiled(given[0])
+    wrong: list[int] = []
+
+    def run(k: int) -> None:
+        for _ in range(20):
+            if not torch.allclose(compiled(given[k]), expected[k], rtol=1e-4):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
+
+
+def test_an_index_out_of_range_is_an_index_error(compiler: Any) -> None:
+    compiled = compiler.compile(lambda x, i: x[i] * 2)
+    x = torch.randn(5)
+    assert torch.equal(compiled(x, torch.tensor([0, 4, -5])), x[torch.tensor([0, 4, 0])] * 2)
+    with pytest.raises(IndexError):
+        compiled(x, torch.tensor([0, 5, 1]))
+
+
+def test_integer_division_by_zero_is_eagers_error(compiler: Any) -> None:
+    compiled = compiler.compile(lambda x, y: x // y)
+    x, y = torch.tensor([7, -7]), torch.tensor([2, 2])
+    assert compiled(x, y).tolist() == [3, -4]
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(x, torch.tensor([1, 0]))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_results_do_not_depend_on_the_number_of_threads(compiler: Any, threads: int) -> None:
+    compiled = compiler.compile(lambda x: (x.sum(), x.sum(0), x.softmax(-1)))
+    x = torch.randn(64, 257)
+    before = torch.get_num_threads()
+    reference = compiled(x)
+    try:
+        torch.set_num_threads(threads)
+        assert all(torch.equal(a, b) for a, b in zip(compiled(x), reference, strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_importing_lowc_imports_nothing() -> None:
+    code = "import sys, lowc; bad = {'torch', 'llvmlite', 'numpy', 'cuda'} & set(sys.modules); sys.exit(', '.join(bad) or 0)"
+    result = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True)
+    assert result.returncode == 0, result.stderr
