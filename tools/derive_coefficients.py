@@ -104,7 +104,9 @@ def _exchange(error: np.ndarray, count: int) -> np.ndarray:
         if len(peaks) == count + 1 or (len(peaks) - count) % 2:
             peaks = peaks[1:] if abs(error[peaks[0]]) < abs(error[peaks[-1]]) else peaks[:-1]
         else:
-            weakest = min(range(len(peaks) - 1), key=lambda i: max(abs(error[peaks[i]]), abs(error[peaks[i + 1]])))
+            weakest = min(
+                range(len(peaks) - 1), key=lambda i: max(abs(error[peaks[i]]), abs(error[peaks[i + 1]]))
+            )
             peaks = peaks[:weakest] + peaks[weakest + 2 :]
     while len(peaks) < count:  # a degenerate start: fill the widest gap
         gaps = np.diff([0, *peaks, len(error) - 1])

@@ -6,7 +6,8 @@ no branches: where two formulas are needed, both are evaluated and one is select
 
 from collections.abc import Callable
 
-from lowc.ir.nodes import Expr
+from lowc.ir.nodes import Expr, Op
+from lowc.ir.types import f32, f64
 from lowc.scheduler import maths_erf, maths_exp, maths_hyperbolic, maths_log
 from lowc.scheduler.maths_emit import Emit
 
@@ -33,3 +34,21 @@ UNARY: dict[str, Callable[[Emit, Expr], Expr]] = {
 def expand(name: str, args: tuple[Expr, ...], emit: Emit) -> Expr:
     """``name`` applied to f32 ``args``; the shared values go to ``emit.statements``.  Raises KeyError for an op it does not have."""
     return UNARY[name](emit, emit.let(args[0]))
+
+
+def expand_f64(name: str, args: tuple[Expr, ...], emit: Emit) -> Expr | None:
+    """The same in f64 for what the C library does not have, by way of what it has; None for all else."""
+    if name == "rsqrt":
+        return _rsqrt(emit, args[0])
+    if name == "sigmoid":
+        x = emit.let(args[0])
+        z = emit.let(Op("exp", (emit.neg(emit.abs(x)),), x.dtype))
+        return emit.div(emit.select(emit.lt(x, 0.0), z, 1.0), emit.add(z, 1.0))
+    return None
+
+
+def ldexp(e: Emit, x: Expr, n: Expr) -> Expr:
+    """x * 2**n in f32, rounded once: the product in f64 is exact."""
+    n = e.cap_at(e.floor_at(e.cast(n, f64), -300.0), 300.0)
+    _, t = e.nearest(n, 1.0)
+    return e.cast(e.mul(e.cast(x, f64), e.power(t)), f32)

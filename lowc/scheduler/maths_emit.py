@@ -125,10 +125,12 @@ class Emit:
 
     def floor_at(self, a: Expr, least: float) -> Expr:
         """``least`` where a < least, else a, NaN included (cheaper than ``max``)."""
+        a = self.let(a)
         return self.let(self.select(self.lt(a, least), least, a))
 
     def cap_at(self, a: Expr, most: float) -> Expr:
         """``most`` where a > most, else a, NaN included."""
+        a = self.let(a)
         return self.let(self.select(self.gt(a, most), most, a))
 
     # ------------------------------------------------------------ bits

@@ -55,5 +55,5 @@ def positive_expm1(e: Emit, x: Expr) -> Expr:
 
 def sigmoid(e: Emit, x: Expr) -> Expr:
     # exp of -|x| cannot overflow, and keeps the tail of negative x down to denormals
-    z = e.let(bounded_exp(e, e.floor_at(e.let(e.neg(e.abs(x))), -104.0)))
+    z = e.let(bounded_exp(e, e.floor_at(e.neg(e.abs(x)), -104.0)))
     return e.div(e.select(e.lt(x, 0.0), z, 1.0), e.add(z, 1.0))
