@@ -14,7 +14,7 @@ from lowc.ir.nodes import Module
 from lowc.ir.printer import print_module
 from lowc.ir.verify import verify_module
 from lowc.options import Options
-from lowc.scheduler import forward, fuse, hoist, inline, legalise, linearise, localise, memory, schedule
+from lowc.scheduler import fold, forward, fuse, hoist, inline, legalise, linearise, localise, memory, schedule
 from lowc.target import Target
 
 
@@ -34,6 +34,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("inline", inline.run, "LOOPS", "LOOPS", False, "a map computed where it is used needs no memory"),
     Pass("fuse", fuse.run, "LOOPS", "LOOPS", False, "kernels over common loops read shared data once"),
     Pass("forward", forward.run, "LOOPS", "LOOPS", False, "fusing leaves loads of what was just stored, and stores nobody reads"),
+    Pass("fold", fold.run, "LOOPS", "LOOPS", False, "fewer names to carry, and a program that reads well"),
     Pass("localise", localise.run, "LOOPS", "LOOPS", False, "a row that one iteration makes and uses stays in cache"),
     Pass("linearise", linearise.run, "LOOPS", "SCHEDULED", True, "addresses as numbers: strides and collapsible loops can be seen"),
     Pass("schedule", schedule.run, "SCHEDULED", "SCHEDULED", False, "loops bound to cores and lanes, reductions in blocks"),
@@ -46,6 +47,7 @@ ORDER: tuple[tuple[str, str, str], ...] = (
     ("inline", "fuse", "fusing first would tie a map to one consumer's loops, though it could vanish"),
     ("fuse", "forward", "stores and loads meet in one iteration only once kernels are fused"),
     ("forward", "localise", "what is forwarded needs no scratch memory"),
+    ("forward", "fold", "forwarding names every stored value; most names are then used once"),
     ("localise", "linearise", "dimensions must still be visible to tell which belong to the outer loops"),
     ("linearise", "schedule", "strides decide the order and the lanes"),
     ("schedule", "hoist", "splitting makes loops that invariants can leave"),
