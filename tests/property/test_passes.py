@@ -1,0 +1,76 @@
+"""Every row of the pass table, and the whole pipeline, keeps the meaning of random programs.
+
+The interpreter runs a program before and after; a failure shows the seed (``python -m tests.property.shrink SEED PASS`` prints both
+forms of the smallest prefix that fails).  LOWC_SEEDS=N tries N programs instead of a few.
+"""
+
+import os
+import random
+
+import pytest
+
+from lowc.ir.nodes import LEVELS, Module
+from lowc.ir.verify import verify_module
+from lowc.options import Options
+from lowc.scheduler import pipeline
+from lowc.target import Target
+from tests.property.programs import Program, differences, random_module, run
+
+COUNT = int(os.environ.get("LOWC_SEEDS", "60"))
+FIRST = int(os.environ.get("LOWC_FIRST_SEED", "0"))
+TARGETS = {
+    "avx512": Target(
+        "x86", "skylake-avx512", "", 512, 32, 1 << 15, 1 << 20, 1 << 25, 16, frozenset({"fma", "scalef", "masked", "gather", "f16c"})
+    ),
+    "avx2": Target("x86", "haswell", "", 256, 16, 1 << 15, 1 << 18, 1 << 23, 2, frozenset({"fma", "gather", "f16c"})),
+    "sse2": Target("x86", "x86-64", "", 128, 16, 1 << 10, 1 << 12, 1 << 14, 64, frozenset()),
+}
+OPTIONAL = [row.name for row in pipeline.PASSES if not row.required]
+
+
+def stages(program: Program, target: Target, options: Options, off: frozenset[str]) -> list[tuple[str, Module]]:
+    """The program after each row."""
+    module = program.module
+    out: list[tuple[str, Module]] = []
+    for row in pipeline.PASSES:
+        if row.name in off:
+            continue
+        module = pipeline.apply(row, module, target, options)
+        out.append((row.name, module))
+    return out
+
+
+def check(seed: int) -> str:
+    """Runs program ``seed`` after every pass of one pipeline; returns what is wrong, or an empty string."""
+    rng = random.Random(seed)
+    program = random_module(seed)
+    target = TARGETS[rng.choice(sorted(TARGETS))]
+    options = Options(threads=rng.random() < 0.7, check=True)
+    off = frozenset(name for name in OPTIONAL if rng.random() < 0.15)
+    inputs = [rng.randrange(1000) for _ in range(2)]
+    expected = [run(program, program.module, each) for each in inputs]
+    for name, module in stages(program, target, options, off):
+        for each, right in zip(inputs, expected, strict=True):
+            shuffle = random.Random(seed) if LEVELS.index(module.level) and rng.random() < 0.4 else None
+            try:
+                found = differences(program, right, run(program, module, each, shuffle))
+            except Exception as error:
+                found = [f"{type(error).__name__}: {error}"]
+            if found:
+                return f"after {name} (inputs {each}, off {sorted(off)}): {found[0]}"
+    return ""
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
+def test_passes_keep_the_meaning(seed: int) -> None:
+    assert check(seed) == ""
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT, 4))
+def test_random_programs_are_valid(seed: int) -> None:
+    """What the other tests start from: programs by the rules, which mean the same in whatever order loops run."""
+    program = random_module(seed)
+    verify_module(program.module)
+    assert program.module.level == "LOOPS"
+    assert program.module.steps
+    assert not differences(program, run(program, program.module, 1), run(program, program.module, 1))
