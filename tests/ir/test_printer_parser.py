@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lowc.errors import ParseError
-from lowc.ir.nodes import Buffer, Const, Expr, For, FromIndex, Kernel, Load, Module, Op, Store
+from lowc.ir.nodes import Kernel, Module
 from lowc.ir.parser import parse_kernel, parse_module
 from lowc.ir.printer import print_kernel, print_module
 
