@@ -33,8 +33,9 @@ class OpRow:
     infix: str = ""
 
 
-def _float_binary(f: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda a, b: f(a, b).astype(np.result_type(a, b), copy=False)
+def _pow(a: Any, b: Any) -> Any:
+    # A copy of the exponent for each element: numpy turns a lone 0.5 into a square root, which differs at -inf and -0.0.
+    return np.power(a, np.broadcast_to(b, np.broadcast(a, b).shape).copy())
 
 
 def _erf(x: Any) -> Any:
@@ -168,7 +169,7 @@ OPS: dict[str, OpRow] = {
         OpRow("erfc", 1, "f", "same", _erfc, ulp=4),
         OpRow("sigmoid", 1, "f", "same", _sigmoid, ulp=3),
         OpRow("rsqrt", 1, "f", "same", lambda x: 1 / np.sqrt(x), ulp=2),
-        OpRow("pow", 2, "f", "same", _float_binary(np.power), ulp=2),
+        OpRow("pow", 2, "f", "same", _pow, ulp=2),
     )
 }
 
