@@ -11,10 +11,10 @@ from lowc.ir.graph import TensorMeta
 from lowc.ir.nodes import Expr
 from lowc.ir.types import compute_dtype
 from lowc.lowering.builder import Builder, Operand
-from lowc.lowering.pointwise import elementwise
+from lowc.lowering.pointwise import clamp, elementwise
 from lowc.lowering.promotion import common_dtype
 from lowc.lowering.reduce import reduced_dims
-from lowc.lowering.scalars import cast, like, op, select
+from lowc.lowering.scalars import cast, is_nan, like, op, select
 from lowc.lowering.values import Coords, Value, loop_order
 
 _SQRT_HALF = sqrt(0.5)
@@ -38,7 +38,7 @@ def number(b: Builder, value: Operand, x: Expr) -> Expr:
 def relu(b: Builder, out: TensorMeta, self: Value) -> Value:
     if self.dtype.kind == "b":
         raise NotLowered("relu of bool")
-    return elementwise(b, out, self.dtype, lambda x: op("max", x, like(0, x)), self)
+    return elementwise(b, out, self.dtype, lambda x: select(op("lt", x, like(0, x)), like(0, x), x), self)
 
 
 def relu6(b: Builder, out: TensorMeta, self: Value) -> Value:
@@ -82,7 +82,7 @@ def gelu_backward(
         density = op(
             "mul",
             op("exp", op("mul", op("mul", x, x), like(-0.5, x))),
-            like(0.5 * sqrt(2) * _SQRT_2_OVER_PI, x),
+            like(0.5 * _SQRT_2_OVER_PI, x),
         )
         return op("mul", g, op("add", cdf, op("mul", x, density)))
 
@@ -165,18 +165,15 @@ def elu(
 
 
 def hardtanh(b: Builder, out: TensorMeta, self: Value, min_val: Operand = -1, max_val: Operand = 1) -> Value:
-    def formula(x: Expr) -> Expr:
-        return op("min", op("max", x, number(b, min_val, x)), number(b, max_val, x))
-
-    return elementwise(b, out, self.dtype, formula, self)
+    return clamp(b, out, self, min_val, max_val)
 
 
 def hardtanh_backward(
     b: Builder, out: TensorMeta, grad_output: Value, self: Value, min_val: Operand, max_val: Operand
 ) -> Value:
     def formula(g: Expr, x: Expr) -> Expr:
-        outside = op("or", op("le", x, number(b, min_val, x)), op("ge", x, number(b, max_val, x)))
-        return select(outside, like(0.0, g), g)
+        inside = op("and", op("gt", x, number(b, min_val, x)), op("lt", x, number(b, max_val, x)))
+        return select(inside, g, like(0.0, g))
 
     return _float(b, out, formula, grad_output, self)
 
@@ -231,7 +228,7 @@ def mish(b: Builder, out: TensorMeta, self: Value) -> Value:
 def softshrink(b: Builder, out: TensorMeta, self: Value, lambd: Operand = 0.5) -> Value:
     def formula(x: Expr) -> Expr:
         width = number(b, lambd, x)
-        below = select(op("lt", x, op("neg", width)), op("add", x, width), op("mul", x, like(0.0, x)))
+        below = select(op("lt", x, op("neg", width)), op("add", x, width), select(is_nan(x), x, like(0.0, x)))
         return select(op("gt", x, width), op("sub", x, width), below)
 
     return _float(b, out, formula, self)

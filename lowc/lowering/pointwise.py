@@ -380,17 +380,21 @@ def masked_fill(b: Builder, out: TensorMeta, self: Value, mask: Value, value: Op
 def clamp(
     b: Builder, out: TensorMeta, self: Value, min: Operand | None = None, max: Operand | None = None
 ) -> Value:
-    """min(max(x, low), high), where a NaN in any of them wins."""
+    """min(max(x, low), high): a NaN in any of them wins; numbers keep a zero's sign where they equal it, as std::max does."""
     dtype = common_dtype([x for x in (self, min, max) if x is not None])
-    if dtype == bool_:
-        raise NotLowered("clamp of bool")
+    if dtype == bool_ or any(isinstance(x, float) and x != x for x in (min, max)):
+        raise NotLowered("clamp of bool, or to NaN")
 
     def element(c: Coords) -> Expr:
         wide = compute_dtype(dtype)
         x = cast(b.read(self, c, dtype), wide)
-        if min is not None:
-            x = op("max", x, cast(b.read(min, c, dtype), wide))
-        return x if max is None else op("min", x, cast(b.read(max, c, dtype), wide))
+        for bound, name, beyond in ((min, "max", "lt"), (max, "min", "gt")):
+            if isinstance(bound, Value):
+                x = op(name, x, cast(b.read(bound, c, dtype), wide))
+            elif bound is not None:
+                limit = cast(b.number(bound, dtype), wide)
+                x = select(op(beyond, x, limit), limit, x)
+        return x
 
     return b.map(out, element)
 
@@ -432,10 +436,11 @@ def addcdiv(
 def lerp(b: Builder, out: TensorMeta, self: Value, end: Value, weight: Operand) -> Value:
     """From the nearer end, with one rounding of the last product and sum, as ATen has it."""
 
-    def formula(x: Expr, y: Expr, w: Expr) -> Expr:
+    def element(c: Coords) -> Expr:
+        x, y, w = (wide_scalar(b, v, c, self.dtype) for v in (self, end, weight))
         step = b.let(op("sub", y, x))
         near = op("lt", op("abs", w), like(0.5, x))
         factor = select(near, w, op("sub", w, like(1.0, x)))
         return op("fma", factor, step, select(near, x, y))
 
-    return elementwise(b, out, self.dtype, formula, self, end, weight)
+    return b.map(out, element)

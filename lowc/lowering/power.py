@@ -6,7 +6,7 @@ from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.nodes import Expr
-from lowc.ir.types import bool_
+from lowc.ir.types import bool_, f16
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.pointwise import elementwise, float_binary
 from lowc.lowering.promotion import common_dtype, float_dtype
@@ -29,7 +29,7 @@ def pow_(b: Builder, out: TensorMeta, self: Operand, exponent: Operand) -> Value
         if dtype.kind != "f":
             return _fixed_integer_power(b, out, self, int(exponent))
         special = _SPECIAL.get(float(exponent))
-        if special is not None:
+        if special is not None and (dtype != f16 or exponent == 2):  # ATen has these for all floats but f16
             return elementwise(b, out, dtype, special, self)
     if dtype.kind == "f":
         return elementwise(b, out, dtype, lambda x, y: op("pow", x, y), self, exponent)
