@@ -1,7 +1,8 @@
 """The host program of an artifact as Python source: straight-line code that a person could have written.
 
-Takes an ``Artifact``, gives a ``Host``: the text of one function ``call(args: list) -> list`` and what its free names mean, as plain
-data.  Nothing here touches torch, so that the text can be shown anywhere; ``program.bind`` gives the names their values.
+Takes an ``Artifact``, gives a ``Host``: the text of ``call(args: list) -> list`` (and of ``check(args)``, which raises unless the inputs
+are what it was made for), and what the free names in it mean, as plain data.  Nothing here touches torch, so that the text can be
+shown anywhere; ``program.bind`` gives the names their values.
 
     def call(args):
         x, w = args
@@ -24,9 +25,9 @@ from dataclasses import dataclass, field
 from lowc.artifact import Artifact, Native
 from lowc.errors import LowcError
 from lowc.ir.index import Index, Symbol, atoms, constant, split, text
-from lowc.ir.nodes import Arg, Buffer, Extern, Launch, Module, View
+from lowc.ir.nodes import Arg, Buffer, Extern, For, Launch, Module, View
 from lowc.ir.types import DType
-from lowc.ir.walk import stores
+from lowc.ir.walk import statements, stores
 
 TORCH_NAMES: dict[str, str] = {
     "bool": "bool",
@@ -51,7 +52,9 @@ HELPERS = (
     "as_strided",
     "bumped",
     "cast_view",
+    "count",
     "empty",
+    "expect",
     "failed",
     "give",
     "new_slots",
@@ -60,6 +63,7 @@ HELPERS = (
     "placed",
     "restride",
     "take",
+    "threads_as_torch",
 )
 
 
@@ -114,6 +118,8 @@ class _Renderer:
     def run(self) -> Host:
         module = self.module
         self._unpack()
+        if any(isinstance(step, Launch) and _is_parallel(step) for step in module.steps):
+            self.emit("threads_as_torch()")
         if module.workspace != 0:
             self._require((module.workspace,))
             self.emit(f"ws = take({text(module.workspace)})")
@@ -133,8 +139,19 @@ class _Renderer:
         if self.written:
             self.emit(f"bumped({', '.join(self.name(n) for n in sorted(self.written))})")
         self.emit("return [" + ", ".join(self.arg(a) for a in module.outputs) + "]")
-        self.host.source = "def call(args):\n" + "".join(f"    {line}\n" for line in self.lines)
+        self.host.source = _function("call", self.lines) + "\n\n" + _function("check", self._check())
         return self.host
+
+    def _check(self) -> list[str]:
+        """The body of ``check(args)``: raises LowcError unless the inputs are what the program was made for."""
+        self.lines, self.known = [f"count(args, {len(self.arguments)})"], set()
+        if self.arguments:
+            self._unpack(clear=False)
+        for buffer in self.arguments:
+            if isinstance(buffer, Buffer):
+                name, shape, strides = self.name(buffer.name), _tuple(buffer.shape), _tuple(buffer.strides)
+                self.emit(f"expect({name}, {buffer.name!r}, {_dtype(buffer.dtype)}, {shape}, {strides})")
+        return self.lines
 
     def emit(self, line: str) -> None:
         self.lines.append(line)
@@ -154,11 +171,12 @@ class _Renderer:
 
     # ------------------------------------------------------------ inputs and sizes
 
-    def _unpack(self) -> None:
+    def _unpack(self, clear: bool = True) -> None:
         names = [self._input_name(entry) for entry in self.arguments]
         if names:
             self.emit(", ".join(names) + ("," if len(names) == 1 else "") + " = args")
-            self.emit("args.clear()")
+            if clear:
+                self.emit("args.clear()")
         self.host.constants = tuple(self._input_name(entry) for entry in self.fixed)
         self.alive.update(self.inputs)
         buffers = [b for b in self.module.inputs if isinstance(b, Buffer)]
@@ -367,6 +385,14 @@ _RESERVED = {
     "max",
     "_",
 }
+
+
+def _function(name: str, lines: Sequence[str]) -> str:
+    return f"def {name}(args):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def _is_parallel(launch: Launch) -> bool:
+    return any(isinstance(s, For) and s.kind.name == "parallel" for s in statements(launch.kernel.body))
 
 
 def _dtype(dtype: DType) -> str:

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from lowc.artifact import Artifact, Native
+from lowc.artifact import Artifact
 from lowc.errors import LowcError
 from lowc.ir.nodes import Launch
 from lowc.runtime import arena, externs, tensors
 from lowc.runtime.host import TORCH_NAMES, Host, render
 
 NativeCall = Callable[[Any], int]
+Call = Callable[[list[Any]], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +30,29 @@ class Program:
 
     artifact: Artifact
     source: str
-    call: Callable[[list[Any]], list[Any]]
+    call: Call
 
 
 def function_at(address: int) -> NativeCall:
     """The native function at ``address`` as a callable.  It runs without the GIL; that costs 0.03 us a call."""
-    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(address)
+    return _PROTOTYPE(address)
+
+
+_PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 
 
 def bind(
     artifact: Artifact,
     natives: Mapping[str, NativeCall],
     constants: Sequence[torch.Tensor] = (),
+    *,
+    checked: bool = False,
     pool: arena.Pool | None = None,
 ) -> Program:
     """The program of ``artifact``.  ``constants`` are its last inputs.
 
+    With ``checked``, each call makes sure that its inputs are what the program was made for (0.5 us a tensor); without, somebody
+    else must have done so, as Dynamo's guards do: native code believes its pointers.  ``pool``: where workspaces come from.
     Raises LowcError if an op is unknown to this torch or a size cannot be found.
     """
     host = render(artifact, len(constants))
@@ -52,6 +60,8 @@ def bind(
     names.update(zip(host.constants, constants, strict=True))
     exec(compile(host.source, f"<lowc host program {artifact.target}>", "exec"), names)
     call = names["call"]
+    if checked:
+        call = _checked(names["check"], call)
     if host.ops or host.into:
         call = _without_grad(call)
     program = Program(artifact, host.source, call)
@@ -67,11 +77,14 @@ _POOL = arena.Pool()
 def _namespace(
     artifact: Artifact, host: Host, natives: Mapping[str, NativeCall], pool: arena.Pool
 ) -> dict[str, Any]:
+    """What the free names of the host program mean."""
     names: dict[str, Any] = {
         "as_strided": torch.as_strided,
         "bumped": tensors.bumped,
         "cast_view": tensors.cast_view,
+        "count": tensors.count,
         "empty": tensors.empty,
+        "expect": tensors.expect,
         "failed": lambda code: failure(artifact, code),
         "give": pool.give,
         "new_slots": ctypes.c_int64 * host.slots,
@@ -80,6 +93,8 @@ def _namespace(
         "placed": arena.placed,
         "restride": tensors.restride,
         "take": pool.take,
+        # torch tells OpenMP how many threads it may use when it is first asked in a thread
+        "threads_as_torch": torch.get_num_threads,
         "bool_": torch.bool,
     }
     names |= {name: getattr(torch, name) for name in TORCH_NAMES.values() if name != "bool"}
@@ -91,7 +106,15 @@ def _namespace(
     return names
 
 
-def _without_grad(call: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+def _checked(check: Callable[[list[Any]], None], call: Call) -> Call:
+    def checked(args: list[Any]) -> list[Any]:
+        check(args)
+        return call(args)
+
+    return checked
+
+
+def _without_grad(call: Call) -> Call:
     """``call`` with autograd off: what it computes is recorded, if at all, by whoever asked for the graph."""
 
     def guarded(args: list[Any]) -> list[Any]:
@@ -114,8 +137,3 @@ def failure(artifact: Artifact, code: int) -> Exception:
     if kind == 2:
         return RuntimeError(f"ZeroDivisionError{where}")
     return LowcError(f"native code of step {step} failed with code {code}", where=origin)
-
-
-def native_symbols(artifact: Artifact) -> list[str]:
-    """Names of the functions that the object must hold."""
-    return [step.symbol for step in artifact.program if isinstance(step, Native)]

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from lowc.errors import LowcError
+
 try:  # half the time of torch.empty_strided; private, hence the way out
     from torch._C._dynamo.guards import _empty_strided_cpu as empty
 except ImportError:
@@ -40,6 +42,28 @@ def bumped(*tensors: torch.Tensor) -> None:
     for tensor in tensors:
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
+
+
+def count(args: Sequence[Any], expected: int) -> None:
+    """Raises LowcError unless there are ``expected`` inputs."""
+    if len(args) != expected:
+        raise LowcError(f"the compiled function takes {expected} inputs, not {len(args)}")
+
+
+def expect(tensor: Any, name: str, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> None:
+    """Raises LowcError unless ``tensor`` is on the CPU and has this type (strides of dimensions of size 0 and 1 do not count)."""
+    if isinstance(tensor, torch.Tensor) and tensor.dtype is dtype and tensor.is_cpu and tensor.layout is torch.strided:
+        steps = zip(shape, tensor.stride(), strides, strict=False)
+        if tensor.shape == shape and (not tensor.numel() or all(n == 1 or a == b for n, a, b in steps)) and not tensor.is_neg():
+            return
+    found = type(tensor).__name__
+    if isinstance(tensor, torch.Tensor):
+        found = f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+        found += f" with strides {list(tensor.stride())}" if tensor.layout is torch.strided else f" of layout {tensor.layout}"
+    raise LowcError(
+        f"input {name} is {found}; this function was compiled for {dtype} {list(shape)} on cpu with strides {list(strides)}",
+        hint="compile again for this input, or mark the sizes that change as dynamic",
+    )
 
 
 def from_name(mark: str) -> Any:

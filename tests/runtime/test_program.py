@@ -12,6 +12,7 @@ from lowc.ir import types
 from lowc.ir.index import Symbol, ix
 from lowc.ir.nodes import Extern, Module, View
 from lowc.runtime.host import render
+from lowc.runtime.program import bind
 
 S = Symbol("s0", 0, None)
 
@@ -307,3 +308,19 @@ def test_concurrent_calls_share_no_slots_and_no_workspace() -> None:
     for t in threads:
         t.join()
     assert all(torch.equal(got[i], given[i]) for i in range(2))
+
+
+def test_checked_programs_refuse_other_inputs() -> None:
+    x, y = buffer("x", S, 3), buffer("y", S, 3)
+    neg = Extern("aten.add.Tensor", (whole(x), whole(y)), (), (buffer("z", S, 3),))
+    made = module([x, y], [], [], [neg], symbols=[S])
+    call = bind(artifact(made), {}, checked=True).call
+    good = torch.ones(2, 3)
+    assert call([good, torch.ones(1, 3).expand(2, 3).contiguous()]) == []
+    others = [torch.ones(2, 3, dtype=torch.float64), torch.ones(4, 3), torch.ones(3, 2).t(), torch.ones(2, 3, device="meta"), 1, None]
+    for bad in others:
+        with pytest.raises(LowcError, match="input y is .* was compiled for torch.float32"):
+            call([good, bad])
+    with pytest.raises(LowcError, match="takes 2 inputs, not 1"):
+        call([good])
+    assert call([torch.ones(1, 3), torch.ones(3, 1).t()]) == []
