@@ -1,0 +1,52 @@
+"""The command ``lowc``: one file for each subcommand, which adds its arguments and runs."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lowc.cli import dump, explain, opt
+from lowc.errors import LowcError
+
+COMMANDS = (dump, explain, opt)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0, or 2 after an error of the user's making, which is printed on at most a dozen lines."""
+    parser = argparse.ArgumentParser(prog="lowc", description="Look inside the tensor compiler lowc.")
+    parser.add_argument("--version", action="store_true", help="versions of lowc and of what it stands on")
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for command in COMMANDS:
+        command.add(commands)
+    chosen = parser.parse_args(arguments)
+    if chosen.version:
+        print(versions())
+        return 0
+    if not hasattr(chosen, "run"):
+        parser.print_help()
+        return 2
+    try:
+        return chosen.run(chosen)
+    except LowcError as error:
+        lines = f"lowc: {error}".splitlines()
+        print("\n".join(lines[:12]), file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader (head, a pager that was closed) wants no more.
+        sys.stderr.close()
+        return 0
+
+
+def versions() -> str:
+    """One line: lowc, Python, and the installed torch and llvmlite, which are not imported for it."""
+    from importlib.metadata import PackageNotFoundError, version
+    from platform import machine, python_version
+
+    from lowc import __version__
+
+    parts = [f"lowc {__version__}", f"Python {python_version()} {machine()}"]
+    for name in ("torch", "llvmlite"):
+        try:
+            parts.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            parts.append(f"{name} not installed")
+    return ", ".join(parts)

@@ -1,0 +1,32 @@
+"""Arguments that several subcommands share."""
+
+import argparse
+from typing import Any
+
+from lowc.options import ROWS, Options, parse
+
+
+def add_function(parser: argparse.ArgumentParser) -> None:
+    """FILE.py:FN, how to trace it, and compiler options."""
+    parser.add_argument("place", metavar="FILE.py:FN", help="function or module; inputs come from FN_inputs() or inputs()")
+    parser.add_argument("--inference", action="store_true", help="under no_grad: no backward graph")
+    parser.add_argument("--dynamic", action="store_true", help="all sizes symbolic")
+    add_options(parser)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--option", action="append", default=[], metavar="NAME=VALUE",
+        help="a compiler option: " + ", ".join(row.name for row in ROWS),
+    )  # fmt: skip
+
+
+def options(chosen: argparse.Namespace) -> Options:
+    """The options given by ``-o``; raises OptionError for names and values that are not known."""
+    given: dict[str, Any] = {}
+    defaults = {row.name: row.default for row in ROWS}
+    for item in chosen.option:
+        name, _, value = item.partition("=")
+        on_off = isinstance(defaults.get(name), bool) and value.lower() in ("", "1", "true", "0", "false")
+        given[name] = value.lower() in ("", "1", "true") if on_off else value
+    return parse(None, given)

@@ -1,0 +1,86 @@
+"""One function through the whole compiler, with every text that came up on the way."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lowc.ir.graph import Graph
+from lowc.ir.nodes import Module
+from lowc.options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """``texts``: (stage, extension, content) in the order of the compiler's dumps.  ``fused``: the last module at level LOOPS."""
+
+    graph: Graph
+    fused: Module
+    texts: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All graphs of one function, and where Dynamo broke it: (reason, user line); ``unsupported``: graphs left to torch."""
+
+    graphs: tuple[Compiled, ...]
+    breaks: tuple[tuple[str, str], ...]
+    unsupported: tuple[str, ...]
+
+
+def compile_all(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: Options,
+    *,
+    dynamic: bool | None = None,
+    backward: bool = True,
+) -> Report:
+    """Compiles and calls ``fn`` on ``args`` once, and its backward pass where there is one."""
+    from lowc.compiler import compile_graph
+    from lowc.frontend.capture import capture
+    from lowc.trace import Trace
+
+    # Dynamo's own word on each graph break would stand beside ours.
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    texts: list[tuple[tuple[str, str, str], ...]] = []
+
+    def compile_one(graph: Graph, constants: Any) -> Any:
+        with TemporaryDirectory() as folder:
+            try:
+                return compile_graph(graph, constants, replace(options, dump="", time=False), Trace(folder))
+            finally:
+                texts.append(_read(Path(folder)))
+
+    seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward)
+    graphs = tuple(Compiled(g, fuse(g, options), t) for g, t in zip(seen.graphs, texts))
+    return Report(graphs, tuple((b.reason, b.where) for b in seen.breaks), seen.unsupported)
+
+
+def fuse(graph: Graph, options: Options) -> Module:
+    """``graph`` lowered and taken through the passes that leave it at level LOOPS."""
+    from lowc.backends import x86
+    from lowc.lowering import lower
+    from lowc.scheduler import pipeline
+
+    module, target = lower(graph, options), x86.detect(options)
+    for row in pipeline.PASSES:
+        if row.gives != "LOOPS":
+            break
+        if row.name not in options.off.split(","):
+            module = pipeline.apply(row, module, target, options)
+    return module
+
+
+def _read(folder: Path) -> tuple[tuple[str, str, str], ...]:
+    """The dumps in ``folder``, named ``NN_STAGE.EXTENSION``; what is not text is left out."""
+    found: list[tuple[str, str, str]] = []
+    for path in sorted(folder.iterdir()):
+        try:
+            content = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        found.append((path.stem.partition("_")[2], path.suffix[1:], content))
+    return tuple(found)

@@ -1,0 +1,57 @@
+"""``FILE.py:FN``: a function or module of the user's, and the inputs to call it with.
+
+``FN`` is a function, an object that can be called (an ``nn.Module``), or a class or function without parameters that makes one.
+Inputs are what ``FN_inputs()``, or else ``inputs()``, returns: a tuple of arguments, or one argument.
+"""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lowc.errors import LowcError
+
+
+def load(place: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What ``place`` names, and its inputs.  Raises LowcError if the file, the name or the inputs are not there."""
+    file, _, name = place.rpartition(":")
+    if not file or not name.isidentifier():
+        raise LowcError(f"{place!r} is not of the form FILE.py:FN", hint="e.g. lowc dump examples/softmax.py:softmax")
+    module = _module(Path(file))
+    if not callable(found := getattr(module, name, None)):
+        names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        raise LowcError(f"{file} has nothing to call by the name {name!r}", hint="it has " + (", ".join(names) or "none"))
+    make = getattr(module, f"{name}_inputs", None) or getattr(module, "inputs", None)
+    if make is None:
+        raise LowcError(f"{file} does not say what to call {name} with", hint=f"add {name}_inputs(), returning a tuple")
+    inputs = make()
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    return _made(found, inputs), inputs
+
+
+def _module(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise LowcError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise LowcError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise LowcError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _made(found: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
+    """``found`` itself, or what it makes if it is a factory: a class, or a function that does not take the inputs."""
+    if inspect.isclass(found):
+        return found()
+    if inspect.isfunction(found) and inputs and not inspect.signature(found).parameters:
+        return found()
+    return found
