@@ -51,6 +51,13 @@ def split_constant(value: Any, bits: tuple[int, ...]) -> tuple[float, ...]:
     return tuple(parts)
 
 
+def two_over_pi(words: int = 7, zeros: int = 7) -> list[int]:
+    """2/pi in binary after so many zeros, in words of 32 bits."""
+    with mp.workdps(100):
+        whole = int(mp.floor(2 / mp.pi * mp.mpf(2) ** (32 * words - zeros)))
+    return [whole >> 32 * (words - 1 - k) & 0xFFFFFFFF for k in range(words)]
+
+
 def minimax(basis: np.ndarray, target: np.ndarray) -> np.ndarray:
     """The coefficients c with the least max |basis @ c - target| (rows are grid points): Remez exchange in long double."""
     points, terms = basis.shape
@@ -163,6 +170,12 @@ def _log_fit(base: Any, note: str) -> Fit:
     )
 
 
+def _erfcx_of(t: Any) -> Any:
+    """exp(x**2) * erfc(x) at t = (x - 3) / (x + 3)."""
+    x = 3 * (1 + t) / (1 - t)
+    return mp.exp(x * x) * mp.erfc(x)
+
+
 FITS: dict[str, Fit] = {
     "EXP": Fit(
         "exp(r) = 1 + r + r**2 * EXP(r) for |r| <= ln 2 / 2",
@@ -207,6 +220,73 @@ FITS: dict[str, Fit] = {
         0.5626,
         lambda x: 1 / mp.tanh(x),
     ),
+    "SIN": Fit(
+        "sin(r) = r + r**3 * SIN(r**2) for |r| <= 0.81",
+        lambda x: mp.sin(x) - x,
+        (3, 5, 7),
+        1e-4,
+        0.81,
+        lambda x: 1 / mp.sin(x),
+    ),
+    "COS": Fit(
+        "cos(r) = 1 + r**2 * COS(r**2) for |r| <= 0.81",
+        lambda x: mp.cos(x) - 1,
+        (2, 4, 6, 8),
+        1e-4,
+        0.81,
+        lambda x: 1 / mp.cos(x),
+    ),
+    "ASIN": Fit(
+        "asin(x) = x + x**3 * ASIN(x**2) for |x| <= 1/2",
+        lambda x: mp.asin(x) - x,
+        (3, 5, 7, 9, 11),
+        1e-4,
+        0.5001,
+        lambda x: 1 / mp.asin(x),
+    ),
+    "ATAN": Fit(
+        "atan(x) = x + x**3 * ATAN(x**2) for |x| <= 1",
+        lambda x: mp.atan(x) - x,
+        (3, 5, 7, 9, 11, 13, 15, 17),
+        1e-4,
+        1.0,
+        lambda x: 1 / mp.atan(x),
+    ),
+    "SINH": Fit(
+        "sinh(x) = x + x**3 * SINH(x**2) for |x| <= 1",
+        lambda x: mp.sinh(x) - x,
+        (3, 5, 7, 9),
+        1e-4,
+        1.0,
+        lambda x: 1 / mp.sinh(x),
+    ),
+    "EXP_WIDE": Fit(
+        "exp(r) = 1 + r + r**2 * EXP_WIDE(r) for |r| <= ln 2 / 2, in f64",
+        lambda r: mp.expm1(r) - r,
+        (2, 3, 4, 5, 6, 7),
+        -HALF_LN2,
+        HALF_LN2,
+        lambda r: mp.exp(-r),
+        53,
+    ),
+    "LOG2_WIDE": Fit(
+        "log2((1 + s) / (1 - s)) = s * LOG2_WIDE(s**2) for |s| <= 1/5, in f64",
+        lambda s: 2 * mp.atanh(s) / mp.log(2),
+        (1, 3, 5, 7, 9),
+        1e-4,
+        0.2001,
+        lambda s: mp.log(2) / (2 * mp.atanh(s)),
+        53,
+    ),
+    "ERFC_WIDE": Fit(
+        "erfc(x) = exp(-x**2) * ERFC_WIDE((x - 3) / (x + 3)) for 0 <= x <= 10.5, in f64",
+        _erfcx_of,
+        tuple(range(12)),
+        -1,
+        mp.mpf(7.5) / 13.5,
+        lambda t: 1 / _erfcx_of(t),
+        53,
+    ),
 }
 
 # constants as sums of numbers of so many bits each: the parts before the last have room for an exact product with a small integer
@@ -216,6 +296,13 @@ SPLITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "LOG10_2": (mp.log10(2), (15, 24)),
     "LOG2_E": (1 / mp.log(2), (24,)),
     "LOG10_E": (1 / mp.log(10), (24, 24)),
+    "TWO_OVER_PI": (2 / mp.pi, (24,)),
+    "HALF_PI": (mp.pi / 2, (24, 24, 24)),
+    "PI": (mp.pi, (24, 24)),
+    "LOG2_E_WIDE": (1 / mp.log(2), (53,)),
+    "LN2_WIDE": (mp.log(2), (53,)),
+    "HALF_PI_WIDE": (mp.pi / 2, (33, 53)),
+    "HALF_PI_NEAREST_WIDE": (mp.pi / 2, (53,)),
 }
 
 HEADER = '''"""Coefficients and constants of the maths expansions: printed by tools/derive_coefficients.py, which says how.
@@ -229,6 +316,8 @@ def main(names: list[str]) -> None:
     """Prints the sets of these names, or the whole of ``maths_tables.py``."""
     if not names:
         print(HEADER)
+        print("# 2/pi in words of 32 bits after 7 bits of zeros")
+        print(f"TWO_OVER_PI_BITS = ({', '.join(f'0x{word:08X}' for word in two_over_pi())})")
     for name, (value, bits) in SPLITS.items():
         if name in names or not names:
             parts = split_constant(value, bits)

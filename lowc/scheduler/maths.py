@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lowc.ir.nodes import Expr, Op
 from lowc.ir.types import f32, f64
-from lowc.scheduler import maths_erf, maths_exp, maths_hyperbolic, maths_log
+from lowc.scheduler import maths_erf, maths_exp, maths_hyperbolic, maths_log, maths_trig, maths_wide
 from lowc.scheduler.maths_emit import Emit
 
 
@@ -25,15 +25,32 @@ UNARY: dict[str, Callable[[Emit, Expr], Expr]] = {
     "log2": maths_log.log2,
     "log10": maths_log.log10,
     "log1p": maths_log.log1p,
+    "sin": maths_trig.sin,
+    "cos": maths_trig.cos,
+    "tan": maths_trig.tan,
+    "asin": maths_trig.asin,
+    "acos": maths_trig.acos,
+    "atan": maths_trig.atan,
+    "sinh": maths_hyperbolic.sinh,
+    "cosh": maths_hyperbolic.cosh,
     "tanh": maths_hyperbolic.tanh,
+    "asinh": maths_hyperbolic.asinh,
+    "acosh": maths_hyperbolic.acosh,
+    "atanh": maths_hyperbolic.atanh,
     "erf": maths_erf.erf,
+    "erfc": maths_wide.erfc,
     "rsqrt": _rsqrt,
+}
+BINARY: dict[str, Callable[[Emit, Expr, Expr], Expr]] = {
+    "atan2": maths_trig.atan2,
+    "pow": maths_wide.pow,
 }
 
 
 def expand(name: str, args: tuple[Expr, ...], emit: Emit) -> Expr:
-    """``name`` applied to f32 ``args``; the shared values go to ``emit.statements``.  Raises KeyError for an op it does not have."""
-    return UNARY[name](emit, emit.let(args[0]))
+    """``name`` applied to ``args`` of f32; shared values go to ``emit.statements``.  Raises KeyError for what is no maths op."""
+    named = [emit.let(a) for a in args]
+    return UNARY[name](emit, *named) if name in UNARY else BINARY[name](emit, *named)
 
 
 def expand_f64(name: str, args: tuple[Expr, ...], emit: Emit) -> Expr | None:

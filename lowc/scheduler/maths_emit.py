@@ -14,9 +14,9 @@ ROUND32 = 12582912.0
 ROUND64 = 6755399441055744.0
 ROUND32_BITS = 0x4B400000
 ROUND64_BITS = 0x4338000000000000
-# the bits of 1, 1/2 and -1 as signed integers
-_POWERS32 = {1.0: 0x3F800000, 0.5: 0x3F000000, -1.0: 0x3F800000 - 2**31}
-_POWERS64 = {1.0: 0x3FF << 52, 0.5: 0x3FE << 52, -1.0: (0x3FF << 52) - 2**63}
+# bits of factors as signed integers
+_POWERS32 = {1.0: 0x3F800000, 0.5: 0x3F000000, 0.125: 0x3E000000, -1.0: 0x3F800000 - 2**31}
+_POWERS64 = {1.0: 0x3FF << 52}
 
 Operand = Expr | float | int
 
@@ -45,9 +45,9 @@ class Emit:
         """``value`` under a name, unless it is a name or a constant."""
         return value if isinstance(value, Const | Var) else self._named(value)
 
-    def of(self, value: float, like: Expr) -> Expr:
+    def of(self, value: float | int, like: Expr) -> Expr:
         """A constant of the dtype of ``like``."""
-        return Const(value, like.dtype)
+        return constant(value, like.dtype)
 
     def int_of(self, value: int) -> Expr:
         return Const(value, i32)
@@ -96,6 +96,9 @@ class Emit:
     def sqrt(self, a: Expr) -> Expr:
         return Op("sqrt", (a,), a.dtype)
 
+    def floor(self, a: Expr) -> Expr:
+        return Op("floor", (a,), a.dtype)
+
     def copysign(self, a: Expr, sign: Expr) -> Expr:
         return Op("copysign", (a, sign), a.dtype)
 
@@ -137,6 +140,9 @@ class Emit:
 
     def bit_and(self, a: Expr, b: Operand) -> Expr:
         return Op("and", (a, constant(b, a.dtype)), a.dtype)
+
+    def invert(self, a: Expr) -> Expr:
+        return Op("not", (a,), a.dtype)
 
     def bit_or(self, a: Expr, b: Operand) -> Expr:
         return Op("or", (a, constant(b, a.dtype)), a.dtype)
@@ -183,7 +189,7 @@ class Emit:
         return self.sub(self.bits(t), ROUND32_BITS if t.dtype == f32 else ROUND64_BITS)
 
     def power(self, t: Expr, factor: float = 1.0) -> Expr:
-        """factor * 2**n for the t of ``nearest``; factor is 1, 1/2 or -1, the result a normal number."""
+        """factor * 2**n for the t of ``nearest``; factor is 1, 1/2, 1/8 or -1, the result a normal number."""
         bits, shift = (_POWERS32[factor], 23) if t.dtype == f32 else (_POWERS64[factor], 52)
         return self.bitcast(self.add(self.shl(self.bits(t), shift), bits), t.dtype)
 
