@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from lowc.ir.index import Index, constant, ix
 from lowc.ir.nodes import Buffer, Extern, Kernel, Launch, Module
+from lowc.ir.ops import REDUCERS
 from lowc.ir.printer import print_kernel
+from lowc.ir.types import DTYPES
 from lowc.ir.walk import names
 from lowc.options import Options
 from lowc.scheduler.linearise import storage_size
@@ -18,6 +20,7 @@ from lowc.scheduler.nest import returned, step_reads, step_writes
 from lowc.target import Target
 
 TOKEN = re.compile(r"[A-Za-z_][\w.]*|[^A-Za-z_]+")
+WORDS = {*REDUCERS, *DTYPES, "for", "in", "if", "acc", "alloc", "min", "max", "idx", "inf", "nan", "true", "false"}
 ALIGN = 64  # bytes; a cache line, and the widest vector
 
 
@@ -132,8 +135,12 @@ def _shape_of(kernel: Kernel) -> str:
     order: dict[str, str] = {}
     out: list[str] = []
     bound = {kernel.name, *(p.name for p in kernel.params)} | names(kernel.body)
-    for token in TOKEN.findall(text):
-        if token in bound:
+    if bound & WORDS:
+        return text
+    tokens = [*TOKEN.findall(text), ""]
+    for number, token in enumerate(tokens):
+        # A buffer may be called like an op, which is followed by "("; so is the kernel's name, the third token.
+        if token in bound and (number < 3 or not tokens[number + 1].startswith("(")):
             token = order.setdefault(token, f"%{len(order)}")
         out.append(token)
     return "".join(out)

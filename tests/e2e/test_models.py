@@ -126,3 +126,8 @@ def test_sizes_that_change(compiler: Any) -> None:
         torch.testing.assert_close(compiled(x), f(x))
         assert compiled(x).stride() == f(x).stride()
     assert len(compiler.programs) == 1
+
+
+def test_kernels_that_look_alike_but_for_names(compiler: Any) -> None:
+    x = torch.randn(7)
+    compiler.check(lambda x: (x.max(), x.min(), x.sum(), x.prod(), x.abs(), x.sigmoid(), x.neg(), x.relu()), x)
