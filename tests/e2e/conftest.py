@@ -10,7 +10,12 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 import lowc
-from lowc.options import parse
+from lowc.lowering.lower import lower
+from lowc.options import Options, parse
+from lowc.runtime import interpreted
+from lowc.runtime.program import bind
+from lowc.scheduler import pipeline
+from lowc.target import Target
 
 
 @dataclass
@@ -23,10 +28,14 @@ class Lowc:
     def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
         from lowc.frontend.aot import compile_module
 
-        options = parse(None, {"isa": self.isa, "strict_errors": True, "check": True})
+        isa = self.isa.removesuffix("-machine")
+        options = parse(None, {"isa": isa, "strict_errors": True, "check": True})
 
         def compile_graph(graph: Any, constants: Any) -> Any:
-            call = lowc.compile_graph(graph, constants, options)
+            if self.isa == "interp-machine":
+                call = _scheduled(graph, constants)
+            else:
+                call = lowc.compile_graph(graph, constants, options)
             self.programs.append(call.program)
             return call
 
@@ -50,6 +59,18 @@ class Lowc:
             ours, eager, exact = (_run(f, a, train) for f, a in ((compiled, args), (fn, args), (precise, double)))
             _close(ours[1:], eager[1:], exact[1:])
         return ours[0]
+
+
+def _scheduled(graph: Any, constants: Any) -> Any:
+    """``graph`` through all passes for an AVX2 machine, then interpreted."""
+    module = pipeline.run(lower(graph), AVX2, Options(check=False))
+    artifact = interpreted.artifact(module)
+    return bind(artifact, interpreted.natives(artifact), constants).call
+
+
+AVX2 = Target(
+    "x86", "haswell", "+avx2,+fma,+f16c", 256, 16, 32 << 10, 256 << 10, 8 << 20, 2, frozenset({"fma", "gather", "f16c", "masked"})
+)
 
 
 def _double(value: Any) -> Any:
@@ -95,9 +116,9 @@ def _close(ours: Any, eager: Any, exact: Any) -> None:
             assert worst <= 4 * (b.double() - c)[finite].abs().max() + 8 * scale
 
 
-@pytest.fixture(params=["interp", "auto"])
+@pytest.fixture(params=["interp", "interp-machine", "auto"])
 def compiler(request: pytest.FixtureRequest) -> Iterator[Lowc]:
-    """lowc with its loops interpreted, and with machine code."""
+    """lowc with its loops interpreted as lowered, interpreted after all passes, and as machine code."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield Lowc(request.param)
