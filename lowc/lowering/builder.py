@@ -169,7 +169,7 @@ class Builder:
 
     @contextmanager
     def loops(self, shape: Coords, order: Sequence[int], letter: str = "i") -> Iterator[list[Index]]:
-        """One loop for each dimension in ``order``, outermost first; yields coordinates in ``shape``, 0 where there is no loop."""
+        """A loop for each dimension in ``order``, outermost first; yields coordinates, 0 where there is no loop."""
         coords = [ZERO] * len(shape)
         entered = []
         for dim in order:

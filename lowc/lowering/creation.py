@@ -6,7 +6,7 @@ from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index, ix
 from lowc.ir.nodes import Expr
-from lowc.ir.types import DType, compute_dtype, i64
+from lowc.ir.types import DType, f64, i64
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.scalars import cast, op
 from lowc.lowering.values import Coords, Value
@@ -56,12 +56,12 @@ def arange_end(b: Builder, out: TensorMeta, end: Operand, **_: object) -> Value:
 def arange(
     b: Builder, out: TensorMeta, start: Operand, end: Operand, step: Operand = 1, **_: object
 ) -> Value:
-    """start + i * step, computed as ATen does: integers in i64, floats in the accumulate type (f64 for f32 and f64)."""
+    """start + i * step, computed as ATen does: integers in i64, floats in f64, rounded once."""
     if out.dtype.kind in "iu":
         return b.map(out, lambda c: cast(_affine(b, c, start, step, i64), out.dtype))
     if out.dtype.kind != "f":
         raise NotLowered(f"arange of {out.dtype}")
-    return b.map(out, lambda c: cast(_affine(b, c, start, step, compute_dtype(out.dtype)), out.dtype))
+    return b.map(out, lambda c: cast(_affine(b, c, start, step, f64), out.dtype))
 
 
 def _affine(b: Builder, c: Coords, start: Operand, step: Operand, dtype: DType) -> Expr:

@@ -1,7 +1,8 @@
 """Type promotion: the dtype in which an op with several operands computes.
 
-torch's rules (``c10/core/ScalarType`` promoteTypes and ``TypeProperties`` result_type): tensors with dimensions beat 0-dim
-tensors, which beat Python numbers, as long as the category (bool < integer < float) is no higher; inside a category the wider type wins.
+torch's rules (``c10/core/ScalarType`` promoteTypes and ``TypeProperties`` result_type): tensors with dimensions beat
+0-dim tensors, which beat Python numbers, as long as the category (bool < integer < float) is no higher; inside a category
+the wider type wins.
 """
 
 from collections.abc import Sequence

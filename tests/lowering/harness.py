@@ -13,6 +13,7 @@ from lowc.ir.index import Index, evaluate
 from lowc.ir.interp import run_kernel
 from lowc.ir.nodes import Buffer, Extern, Launch, Module, View
 from lowc.ir.types import DType
+from lowc.ir.verify import verify_module
 from lowc.lowering import lower
 
 TORCH_OF = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
@@ -67,7 +68,7 @@ def data(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, special: boo
 
 
 def trace(function: Callable[..., Any], args: tuple[Any, ...], dynamic: bool = False) -> Graph:
-    gm = make_fx(function, tracing_mode="symbolic" if dynamic else "fake")(*args)
+    gm = make_fx(lambda *a: function(*a), tracing_mode="symbolic" if dynamic else "fake")(*args)
     graph, constants = import_graph(gm, "f")
     assert not constants
     return graph
@@ -224,6 +225,7 @@ def check(
     """
     graph = trace(function, tuple(copied(a) for a in args), dynamic)
     module = lower(graph)
+    verify_module(module, "LOOPS")
     called = tuple(s.target for s in module.steps if isinstance(s, Extern))
     if extern is not None:
         reasons = [(s.target, s.because) for s in module.steps if isinstance(s, Extern)]
