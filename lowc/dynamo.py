@@ -1,26 +1,29 @@
 """The backend that ``torch.compile(backend="lowc")`` calls."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lowc.ir.graph import Graph
 from lowc.options import parse
-
-if TYPE_CHECKING:
-    from torch import fx
 
 
 def lowc_backend(
-    gm: "fx.GraphModule",
+    gm: Any,
     example_inputs: Sequence[Any],
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compiles a graph from Dynamo.  Raises OptionError for an unknown mode, option or value."""
+    """Compiles ``gm``, a ``torch.fx.GraphModule`` from Dynamo; the function takes and returns what it does.
+
+    Raises OptionError for an unknown mode, option or value.
+    """
     chosen = parse(mode, options)
     from lowc.compiler import compile_graph
     from lowc.frontend.aot import compile_module
+    from lowc.lowering.table import TABLE
 
-    return compile_module(
-        gm, example_inputs, lambda graph, constants: compile_graph(graph, constants, chosen), strict=chosen.strict_errors
-    )
+    def compiled(graph: Graph, constants: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
+        return compile_graph(graph, constants, chosen)
+
+    return compile_module(gm, example_inputs, compiled, keep=TABLE.keys(), strict=chosen.strict_errors)

@@ -6,7 +6,8 @@ and handed to ``compile_graph``.  A graph that cannot be imported is run by torc
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,15 +30,22 @@ CompileGraph = Callable[[Graph, list[torch.Tensor]], Compiled]
 
 
 def compile_module(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], compile_graph: CompileGraph, *, strict: bool = False
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_graph: CompileGraph,
+    *,
+    keep: Collection[str] = (),
+    strict: bool = False,
 ) -> Callable[..., Any]:
     """A function that does what ``gm`` (a graph of torch calls, as Dynamo makes them) does, gradients included.
 
     ``compile_graph`` is called once for each graph that AOTAutograd makes of it: "inference", or "forward" and "backward".
-    With ``strict``, a graph that cannot be imported raises Unsupported.
+    ``keep``: ops that are not to be taken apart, as ``aten.gelu.default``.  With ``strict``, a graph that cannot be imported
+    raises Unsupported.
     """
     if any(isinstance(x, list | tuple | dict) for x in example_inputs):
-        return flatten_graph_inputs(gm, example_inputs, lambda g, inputs: compile_module(g, inputs, compile_graph, strict=strict))
+        again = partial(compile_module, compile_graph=compile_graph, keep=keep, strict=strict)
+        return flatten_graph_inputs(gm, example_inputs, again)
 
     def compiler(name: str) -> Callable[..., Compiled]:
         return lambda graph, _inputs: compile_fx_graph(graph, name, compile_graph, strict=strict)
@@ -51,7 +59,7 @@ def compile_module(
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
             partition_fn=_partition,
-            decompositions=decompositions(),
+            decompositions=decompositions(keep),
             keep_inference_input_mutations=True,
         )
 
@@ -84,14 +92,14 @@ def _boxed(compiled: Compiled) -> Compiled:
     if getattr(compiled, "_boxed_call", False):
         return compiled
     try:
-        compiled._boxed_call = True  # type: ignore[attr-defined]
+        compiled._boxed_call = True
         return compiled
     except AttributeError:
 
         def run(args: list[Any]) -> Sequence[Any]:
             return compiled(args)
 
-        run._boxed_call = True  # type: ignore[attr-defined]
+        run._boxed_call = True
         return run
 
 

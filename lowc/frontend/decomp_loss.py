@@ -1,7 +1,7 @@
 """Losses and their gradients, and dropout, as arithmetic that fuses with what is around them.
 
-Gradients of losses over classes compare a class number with the target instead of scattering into zeros.  Results have eager's
-strides: the operand that decides them in ATen comes first in the last op.  f16 and bf16 are rounded once, at the end.
+Gradients of losses over classes compare a class number with the target instead of scattering into zeros.  Results are
+contiguous, as ATen's are.  f16 and bf16 are rounded once, at the end.
 """
 
 from typing import Any
@@ -80,20 +80,20 @@ def _mean_factor(x: Tensor, reduction: int) -> Any:
 
 def mse_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
     slope = (widen(self) - widen(target)) * 2 / _mean_factor(self, reduction)
-    return (slope * widen(grad_output)).to(self.dtype)
+    return (slope * widen(grad_output)).to(self.dtype).contiguous()
 
 
 def smooth_l1_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
     x = widen(self) - widen(target)
     inner = x / beta if beta else torch.sign(x)
     slope = torch.where(x <= -beta, -1.0, torch.where(x >= beta, 1.0, inner))
-    return (slope / _mean_factor(self, reduction) * widen(grad_output)).to(self.dtype)
+    return (slope / _mean_factor(self, reduction) * widen(grad_output)).to(self.dtype).contiguous()
 
 
 def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
     x = widen(self) - widen(target)
     slope = torch.where(x <= -delta, -delta, torch.where(x >= delta, delta, x))
-    return (slope / _mean_factor(self, reduction) * widen(grad_output)).to(self.dtype)
+    return (slope / _mean_factor(self, reduction) * widen(grad_output)).to(self.dtype).contiguous()
 
 
 def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

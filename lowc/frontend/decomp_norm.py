@@ -1,7 +1,7 @@
 """Normalisations, and the gradients of softmax, in terms of sums, maxima and arithmetic.
 
-Statistics are taken in f32 for f16 and bf16 and in two passes (mean, then squared distances), the result is rounded once, as ATen's
-own kernels do.  Each function has the signature of its ATen op and returns NotImplemented where it does not apply.
+Statistics are taken in f32 for f16 and bf16 and in two passes (mean, then squared distances), the result is rounded once, as
+ATen's own kernels do.  Each function has the signature of its ATen op and returns NotImplemented where it does not apply.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -18,12 +19,12 @@ def widen(x: Tensor) -> Tensor:
     return x.to(torch.float32) if x.dtype in _NARROW else x
 
 
-def mean_of(x: Tensor, dims: Sequence[int]) -> Tensor:
+def mean_of(x: Tensor, dims: list[int]) -> Tensor:
     """The mean over ``dims``, which stay with size 1."""
     return torch.mean(x, dims, keepdim=True)
 
 
-def variance_and_mean(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+def variance_and_mean(x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
     """The biased variance and the mean over ``dims``, which stay with size 1."""
     return torch.var_mean(x, dims, correction=0, keepdim=True)
 
@@ -72,11 +73,11 @@ def layer_norm(
     return out.to(input.dtype).contiguous(), mean.to(statistics), rstd.to(statistics)
 
 
-def _statistics_dtype(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
-    """What ATen keeps means in: on the CPU x's dtype, unless the parameters are wider."""
+def _statistics_dtype(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
+    """What ATen keeps means in: on the CPU the dtype of the parameters, or x's if there are none."""
     if x.device.type != "cpu":
         return widen(x).dtype
-    for parameter in (weight, bias):
+    for parameter in parameters:
         if parameter is not None:
             return parameter.dtype
     return x.dtype
@@ -148,10 +149,11 @@ def batch_norm_functional(
     """(result, saved mean, saved 1/deviation, new running mean, new running variance)."""
     if not _is_real(input, weight, bias, running_mean, running_var) or input.numel() == 0:
         return NotImplemented
+    statistics = _statistics_dtype(input, weight, bias, running_mean)
     if not training:
         assert running_mean is not None and running_var is not None
         out = _normalised(input, widen(running_mean), torch.rsqrt(widen(running_var) + eps), weight, bias)
-        none = input.new_empty((0,))
+        none = torch.empty((0,), dtype=statistics, device=input.device)
         return out, none, none.clone(), running_mean.clone(), running_var.clone()
     x = widen(input)
     variance, mean = torch.var_mean(x, _all_but_channels(input), correction=0)
@@ -163,7 +165,8 @@ def batch_norm_functional(
     if running_var is not None:
         unbiased = variance * count / (count - 1)
         new_var = (momentum * unbiased + (1 - momentum) * running_var).to(running_var.dtype)
-    return _normalised(input, mean, rstd, weight, bias), mean, rstd, new_mean, new_var
+    out = _normalised(input, mean, rstd, weight, bias)
+    return out, mean.to(statistics), rstd.to(statistics), new_mean, new_var
 
 
 def batch_norm_no_stats(
@@ -273,7 +276,7 @@ def _by_channel(parameter: Tensor, rank: int) -> Tensor:
 
 
 def _format_of(x: Tensor) -> torch.memory_format:
-    return torch._prims_common.suggest_memory_format(x)
+    return suggest_memory_format(x)
 
 
 def group_norm_backward(

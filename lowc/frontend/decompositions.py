@@ -1,11 +1,11 @@
 """Which ATen ops are taken apart before lowering sees them, and how.
 
-Three sources: lowc's own (``OWN``), torch's (``TORCHS``, by name: each was compared with eager over torch's own op samples, values,
-dtypes and strides), and the list ops of optimisers.  What lowering has a kernel for is not taken apart (``keep``).
+Three sources: lowc's own (``OWN``), torch's (``TORCHS``, by name: each was compared with eager over torch's own op samples,
+values, dtypes and strides), and the list ops of optimisers.  What lowering has a kernel for is not taken apart (``keep``).
 
 Left whole on purpose, because torch's decomposition differs from eager:
 
-* strides: channel_shuffle, baddbmm, max_unpool2d, reflection_pad*_backward, huber, mse and smooth-L1 gradients (own ones instead);
+* strides: channel_shuffle, baddbmm, max_unpool2d, reflection_pad*_backward, huber, mse and smooth-L1 gradients (own instead);
 * values: addr and linalg_cross in bf16, special_log_ndtr and special_ndtr in the tails;
 * random numbers: bernoulli, normal, uniform, rrelu_with_noise (eager's draws are ATen's own);
 * shape of the second result: _scaled_dot_product_flash_attention_for_cpu.
@@ -47,7 +47,7 @@ TORCHS = """
     _fused_rms_norm_backward.default _prelu_kernel.default _prelu_kernel_backward.default _safe_softmax.default
     _weight_norm_interface.default addcdiv.default addcmul.default
     alias_copy.default expand_copy.default permute_copy.default squeeze_copy.default squeeze_copy.dim squeeze_copy.dims
-    t_copy.default transpose_copy.int unbind_copy.int unfold_copy.default unsqueeze_copy.default view_copy.default
+    t_copy.default transpose_copy.int unbind_copy.int unfold_copy.default unsqueeze_copy.default
     split_with_sizes_copy.default unsafe_split.Tensor unsafe_split_with_sizes.default
     all.default all.dim all.dims aminmax.default arange.default arange.start block_diag.default celu.default
     binary_cross_entropy.default binary_cross_entropy_backward.default binary_cross_entropy_with_logits.default

@@ -29,9 +29,9 @@ _Env = dict[fx.Node, Any]
 def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tensor]]:
     """(graph, constants): the constants are the values of the last ``len(constants)`` inputs of the graph.
 
-    ``gm`` comes from AOTAutograd or export: placeholders, ATen ops with ``meta['val']``, one output.  Raises Unsupported, with the
-    user's line, for what cannot be written down: ops with subgraphs, in-place ops other than a closing ``copy_`` into an input,
-    sparse or quantised tensors, and dtypes that lowc has no name for.
+    ``gm`` comes from AOTAutograd or export: placeholders, ATen ops with ``meta['val']``, one output.  Raises Unsupported, with
+    the user's line, for what cannot be written down: ops with subgraphs, in-place ops other than a closing ``copy_`` into an
+    input, sparse or quantised tensors, and dtypes that lowc has no name for.
     """
     symbols = symbols_of(_all_values(gm))
     env: _Env = {}
@@ -105,7 +105,7 @@ def _call(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node
     """The nodes that ``node`` becomes: one, or none where it only picks a result or computes a size."""
     target, value = node.target, node.meta.get("val")
     if target is operator.getitem:
-        env[node] = _picked(env[node.args[0]], node.args[1])
+        env[node] = _picked(_arg(node.args[0], symbols, env), node.args[1])
         return ()
     if isinstance(value, torch.SymInt | torch.SymBool | int) and target != torch.ops.aten._local_scalar_dense.default:
         env[node] = index_of(value, symbols)

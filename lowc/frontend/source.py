@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<scope>.*)$')
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = str(Path(torch.__path__[0]))
 
 
 def user_line(node: fx.Node) -> str:

@@ -1,0 +1,105 @@
+"""The torch.compile entry: options, what cannot be imported, and what is loaded."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from lowc.dynamo import lowc_backend
+from lowc.errors import OptionError, Unsupported
+from lowc.ir.types import f32
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"mode": "fastest"}, {"options": {"no_such": 1}}, {"options": {"threads": "many"}}], ids=str
+)
+def test_unknown_options_are_errors(keywords: dict[str, Any]) -> None:
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    with pytest.raises(OptionError, match="mode|option"):
+        lowc_backend(gm, [torch.ones(2)], **keywords)
+
+
+def test_subgraphs_are_run_by_torch(recorder: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)) * 2
+
+    x = torch.ones(3)
+    recorder.strict = False
+    torch._dynamo.utils.counters.clear()
+    assert torch.equal(torch.compile(f, backend=recorder, fullgraph=True)(x), f(x))
+    assert torch._dynamo.utils.counters["lowc"]["graphs_unsupported"] == 1 and not recorder.graphs
+
+
+def test_strict_names_op_and_line(recorder: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)) * 2
+
+    with pytest.raises(Exception) as caught:
+        torch.compile(f, backend=recorder, fullgraph=True)(torch.ones(3))
+    cause = caught.value
+    while cause is not None and not isinstance(cause, Unsupported):
+        cause = cause.__cause__ or cause.__context__
+    assert isinstance(cause, Unsupported)
+
+
+def test_sparse_and_odd_dtypes_are_run_by_torch(recorder: Any) -> None:
+    recorder.strict = False
+    x = torch.eye(3).to_sparse()
+    compiled = torch.compile(lambda a: torch.sparse.mm(x, a), backend=recorder)
+    assert torch.equal(compiled(torch.ones(3, 2)), torch.ones(3, 2))
+
+
+def test_custom_ops_keep_their_name(recorder: Any) -> None:
+    @torch.library.custom_op("lowc_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    x = torch.randn(3)
+    assert torch.equal(torch.compile(lambda a: twice(a) + 1, backend=recorder)(x), x * 2 + 1)
+    assert recorder.targets("inference")[0] == "lowc_test.twice.default"
+
+
+def test_changing_numbers_become_tensors(recorder: Any) -> None:
+    compiled = torch.compile(lambda x, s: x * s + s, backend=recorder, fullgraph=True)
+    x = torch.randn(3)
+    for s in (1.5, 2.5, 3.5, -0.0):
+        torch.testing.assert_close(compiled(x, s), x * s + s)
+    assert len(recorder.graphs) == 2
+
+
+def test_dtypes_in_arguments(recorder: Any) -> None:
+    torch.compile(lambda x: x.to(torch.float32), backend=recorder)(torch.ones(2, dtype=torch.int32))
+    (node,) = recorder.graphs[0].nodes
+    assert f32 in (*node.args, *(v for _, v in node.kwargs))
+
+
+LOADED = """
+import sys
+import torch
+from lowc.frontend.aot import compile_module
+
+def backend(gm, inputs):
+    def compile_graph(graph, constants):
+        raise RuntimeError("reached")
+    return compile_module(gm, inputs, compile_graph)
+
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.LayerNorm(4), torch.nn.Dropout(0.1))
+for dynamic in (False, True):
+    try:
+        torch.compile(model, backend=backend, dynamic=dynamic)(torch.randn(2, 3)).sum().backward()
+    except Exception as error:
+        assert "reached" in str(error), error
+print(*(m.removeprefix("torch._inductor.") for m in sys.modules if m.startswith("torch._inductor.")))
+"""
+
+
+def test_inductor_stays_out() -> None:
+    """Dynamo and AOTAutograd themselves import Inductor's configuration and caches; its compiler must not be loaded."""
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "config" in loaded
+    assert not loaded & {"compile_fx", "graph", "lowering", "ir", "scheduler", "pattern_matcher", "decomposition", "debug"}
+    assert not {m for m in loaded if m.startswith(("codegen.cpp", "codegen.triton", "codegen.simd", "codegen.wrapper"))}
