@@ -1,0 +1,67 @@
+"""LLVM through llvmlite: text to object or assembly, object to callable addresses.  No IR passes: vectors are explicit already."""
+
+import ctypes
+from collections.abc import Mapping
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from lowc.errors import CodegenError
+
+
+def version() -> str:
+    """llvmlite's and LLVM's versions, for cache keys."""
+    return f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_version_info))}"
+
+
+def _machine(triple: str, cpu: str, features: str, opt: int) -> llvm.TargetMachine:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple(triple)
+    return target.create_target_machine(cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small")
+
+
+def _parse(text: str) -> llvm.ModuleRef:
+    try:
+        module = llvm.parse_assembly(text)
+        module.verify()
+    except RuntimeError as error:
+        raise CodegenError(f"LLVM rejects the generated code: {error}", hint="LOWC_DUMP=DIR keeps it") from error
+    return module
+
+
+def emit_object(text: str, cpu: str, features: str, opt: int = 2) -> bytes:
+    """The object file for LLVM IR ``text``; raises CodegenError with LLVM's message."""
+    triple = llvm.get_process_triple()
+    return bytes(_machine(triple, cpu, features, opt).emit_object(_parse(text)))
+
+
+def emit_assembly(text: str, cpu: str, features: str, opt: int = 2) -> str:
+    """The assembly for LLVM IR ``text``; raises CodegenError."""
+    triple = llvm.get_process_triple()
+    return _machine(triple, cpu, features, opt).emit_assembly(_parse(text))
+
+
+class Library:
+    """Loaded code: ``address(name)`` for each of the functions asked for.  The code is unloaded with the object."""
+
+    def __init__(self, code: bytes, names: tuple[str, ...], imports: Mapping[str, int]) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        self.jit = llvm.create_lljit_compiler()
+        builder = llvm.JITLibraryBuilder()
+        builder.add_object_img(code)
+        for name, address in imports.items():
+            builder.import_symbol(name, address)
+        for name in names:
+            builder.export_symbol(name)
+        self.tracker = builder.link(self.jit, "lowc")
+
+    def address(self, name: str) -> int:
+        return self.tracker[name]
+
+
+def libm(names: frozenset[str]) -> dict[str, int]:
+    """Addresses of functions of the C maths library, which is mapped into every Python process."""
+    library = ctypes.CDLL("libm.so.6")
+    return {n: ctypes.cast(getattr(library, n), ctypes.c_void_p).value or 0 for n in names}

@@ -1,0 +1,64 @@
+"""What this processor can do, as a Target."""
+
+import os
+from functools import cache
+
+import llvmlite.binding as llvm
+
+from lowc.errors import CodegenError
+from lowc.target import Target
+
+# What each level needs (LLVM's feature names), the microarchitecture level of the System V ABI that it equals, and its vectors.
+LEVELS: dict[str, tuple[tuple[str, ...], str, int, int]] = {
+    "avx512": (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "fma", "f16c"), "x86-64-v4", 512, 32),
+    "avx2": (("avx2", "fma", "f16c", "bmi2"), "x86-64-v3", 256, 16),
+    "sse2": (("sse2",), "x86-64", 128, 16),
+}
+ABILITIES: dict[str, tuple[str, ...]] = {
+    "avx512": ("fma", "scalef", "masked", "gather", "f16c", "round"),
+    "avx2": ("fma", "masked", "f16c", "round"),
+    "sse2": (),
+}
+
+
+@cache
+def _host() -> tuple[str, frozenset[str]]:
+    features = llvm.get_host_cpu_features()
+    return llvm.get_host_cpu_name(), frozenset(name for name, on in features.items() if on)
+
+
+def detect(isa: str = "auto") -> Target:
+    """The Target for ``isa`` ("auto": the best that this processor has).  Raises CodegenError if the processor lacks it."""
+    cpu, features = _host()
+    able = [name for name, (needs, *_) in LEVELS.items() if all(n in features for n in needs)]
+    if isa == "auto":
+        isa = able[0]
+    if isa not in able:
+        raise CodegenError(f"this processor ({cpu}) has no {isa}", hint="isa is one of auto, " + ", ".join(able))
+    _, level, bits, registers = LEVELS[isa]
+    l1, l2, l3 = _caches()
+    best = isa == able[0]
+    wanted = ",".join(f"+{f}" for f in sorted(features)) if best else ""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Target(
+        "x86", cpu if best else level, wanted, bits, registers, l1, l2, l3, cores, frozenset(ABILITIES[isa])
+    )
+
+
+@cache
+def _caches() -> tuple[int, int, int]:
+    """Bytes of L1 data, L2 and L3 cache; typical sizes where the system does not tell."""
+    found: dict[int, int] = {}
+    base = "/sys/devices/system/cpu/cpu0/cache"
+    try:
+        for entry in os.listdir(base):
+            if entry.startswith("index"):
+                with open(f"{base}/{entry}/type") as kind, open(f"{base}/{entry}/level") as level:
+                    if kind.read().strip() == "Instruction":
+                        continue
+                    number = int(level.read())
+                with open(f"{base}/{entry}/size") as size:
+                    found[number] = int(size.read().strip().rstrip("K")) * 1024
+    except (OSError, ValueError):
+        pass
+    return found.get(1, 32 << 10), found.get(2, 1 << 20), found.get(3, 8 << 20)

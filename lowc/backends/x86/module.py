@@ -1,0 +1,113 @@
+"""A module @MACHINE as one LLVM module: its kernels, and ``i64 @run_N(ptr slots)`` for each run of consecutive launches."""
+
+from lowc.artifact import Artifact, Native
+from lowc.backends.llvm import toolchain
+from lowc.backends.llvm.builder import Builder, ModuleText
+from lowc.backends.x86.emit import emit_kernel, quoted
+from lowc.backends.x86.operations import LIBM
+from lowc.backends.x86.region import Region, scalar_index
+from lowc.errors import CodegenError
+from lowc.ir.nodes import Buffer, Extern, Launch, Module, Op
+from lowc.ir.ops import CHECKS
+from lowc.ir.walk import exprs, parts, statements
+from lowc.target import Target
+
+ERRORS = 16  # error codes of a step; the step number is above them
+
+
+def slot_names(module: Module) -> tuple[str, ...]:
+    """What the slots hold: addresses of buffers that have memory of their own, the workspace, sizes."""
+    placed = {name for name, _ in module.placed}
+    own = [b.name for b in (*module.inputs, *module.temps) if isinstance(b, Buffer) and b.name not in placed]
+    return (*own, "workspace", *(s.name for s in module.symbols))
+
+
+def emit_module(module: Module, target: Target, threads: bool) -> tuple[str, tuple[Native | Extern, ...]]:
+    """LLVM IR text and the host program.  Raises CodegenError, with the ``origin`` of the launch that has no code."""
+    text = ModuleText()
+    done: set[int] = set()
+    program: list[Native | Extern] = []
+    run: list[int] = []
+    for number, step in enumerate((*module.steps, None)):
+        if isinstance(step, Launch):
+            if id(step.kernel) not in done:
+                done.add(id(step.kernel))
+                try:
+                    emit_kernel(text, step.kernel, target.ops, threads)
+                except CodegenError as error:
+                    error.origin = step.origin  # type: ignore[attr-defined]
+                    error.message = f"{error.message}\n  in kernel {step.kernel.name}"
+                    raise
+            run.append(number)
+            continue
+        if run:
+            program.append(_run(text, module, tuple(run)))
+            run = []
+        if step is not None:
+            program.append(step)
+    return text.text(), tuple(program)
+
+
+def _run(text: ModuleText, module: Module, launches: tuple[int, ...]) -> Native:
+    symbol = f"run_{launches[0]}"
+    b = Builder(text)
+    slots = slot_names(module)
+    region = Region(b, frozenset(), "%error")
+    placed = dict(module.placed)
+
+    def slot(name: str, type_: str) -> str:
+        place = b.pure(f"getelementptr i64, ptr %slots, i64 {slots.index(name)}")
+        return b.pure(f"load {type_}, ptr {place}, align 8")
+
+    for size in module.symbols:
+        region.sizes[size.name] = slot(size.name, "i64")
+    error = b.alloca("i64", 8)
+    b.line(f"store i64 0, ptr {error}, align 8")
+    result = "0"
+    for number in launches:
+        launch = module.steps[number]
+        assert isinstance(launch, Launch)
+        args: list[str] = []
+        for buffer in launch.args:
+            if buffer.name in placed:
+                base, offset = slot("workspace", "ptr"), scalar_index(region, placed[buffer.name])
+                args.append(f"ptr {b.pure(f'getelementptr i8, ptr {base}, i64 {offset}')}")
+            else:
+                args.append(f"ptr {slot(buffer.name, 'ptr')}")
+        args += [f"i64 {region.sizes[s.name]}" for s in launch.kernel.sizes]
+        b.line(f"call void @{quoted(launch.kernel.name)}({', '.join([*args, f'ptr {error}'])})")
+        if _checks(launch):
+            code = b.op(f"load i64, ptr {error}, align 8")
+            failed = b.op(f"icmp ne i64 {code}, 0")
+            marked = b.op(f"add i64 {code}, {ERRORS * number}")
+            fresh = b.op(f"select i1 {failed}, i64 {marked}, i64 0")
+            first = b.op(f"icmp eq i64 {result}, 0")
+            result = b.op(f"select i1 {first}, i64 {fresh}, i64 {result}")
+            b.line(f"store i64 0, ptr {error}, align 8")
+    b.finish(f"i64 @{symbol}(ptr %slots)", f"i64 {result}")
+    return Native(symbol, launches)
+
+
+def _checks(launch: Launch) -> bool:
+    return any(
+        isinstance(p, Op) and p.name in CHECKS
+        for s in statements(launch.kernel.body)
+        for e in exprs(s)
+        for p in parts(e)
+    )
+
+
+def compile_module(module: Module, target: Target, threads: bool) -> Artifact:
+    """The Artifact for a module @MACHINE; raises CodegenError."""
+    text, program = emit_module(module, target, threads)
+    has_code = any(isinstance(step, Native) for step in program)
+    code = toolchain.emit_object(text, target.cpu, target.features) if has_code else b""
+    return Artifact(f"x86 {target.cpu}", code, slot_names(module), program, module)
+
+
+def assembly(module: Module, target: Target, threads: bool) -> str:
+    """The assembly of a module @MACHINE, as text."""
+    return toolchain.emit_assembly(emit_module(module, target, threads)[0], target.cpu, target.features)
+
+
+LIBM_NAMES = frozenset(name + suffix for name in LIBM.values() for suffix in ("", "f"))

@@ -1,0 +1,164 @@
+"""The state of one LLVM function in the making, and how index expressions become integers in it."""
+
+from dataclasses import dataclass, field
+
+from lowc.backends.llvm.builder import Builder
+from lowc.backends.x86.operations import Val, binary, cast, const, select, splat
+from lowc.errors import CodegenError
+from lowc.ir.index import (
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Max,
+    Min,
+    Mod,
+    Opaque,
+    Symbol,
+    constant,
+    lower_bound,
+    upper_bound,
+)
+from lowc.ir.index import atoms as index_atoms
+from lowc.ir.types import i32, i64
+
+
+@dataclass(slots=True)
+class Lanes:
+    """The vector loop that encloses what is emitted now: its axis, lanes, the value of lane 0, the mask of a last, partial strip."""
+
+    axis: Axis
+    count: int
+    base: str
+    mask: Val | None
+
+
+@dataclass(slots=True)
+class Region:
+    """Names in scope as operands: variables, axes, pointers by buffer name, sizes; ``error`` is where a failed check is noted."""
+
+    b: Builder
+    ops: frozenset[str]
+    error: str
+    variables: dict[str, Val] = field(default_factory=dict)
+    axes: dict[str, str] = field(default_factory=dict)
+    pointers: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, str] = field(default_factory=dict)
+    lanes: Lanes | None = None
+
+
+def varies(r: Region, index: Index) -> bool:
+    """Whether ``index`` differs from lane to lane."""
+    if r.lanes is None:
+        return False
+    for atom in index_atoms(index):
+        if atom == r.lanes.axis or (isinstance(atom, Opaque) and r.variables[atom.name].lanes):
+            return True
+    return False
+
+
+def scalar_index(r: Region, index: Index) -> str:
+    """``index`` as an i64 operand; the vector axis stands at lane 0."""
+    total = ""
+    for monomial, coefficient in index.terms:
+        term = ""
+        for atom in monomial:
+            value = _scalar_atom(r, atom)
+            term = value if not term else r.b.pure(f"mul i64 {term}, {value}")
+        if not term:
+            term = str(coefficient)
+        elif coefficient != 1:
+            term = r.b.pure(f"mul i64 {term}, {coefficient}")
+        total = term if not total else r.b.pure(f"add i64 {total}, {term}")
+    return total or "0"
+
+
+def _scalar_atom(r: Region, atom: Atom) -> str:
+    if isinstance(atom, Axis):
+        return r.lanes.base if r.lanes is not None and atom == r.lanes.axis else r.axes[atom.name]
+    if isinstance(atom, Symbol):
+        return r.sizes[atom.name]
+    if isinstance(atom, Opaque):
+        value = r.variables[atom.name]
+        if value.lanes:
+            raise CodegenError(f"{atom.name} differs from lane to lane and has no scalar value")
+        return value.text
+    if isinstance(atom, Min | Max):
+        a, b = Val(scalar_index(r, atom.a), i64), Val(scalar_index(r, atom.b), i64)
+        return select(r.b, binary(r.b, "lt" if isinstance(atom, Min) else "gt", a, b), a, b).text
+    num, den = Val(scalar_index(r, atom.num), i64), _divisor(r, atom.den, 0)
+    return _divide(r, atom, num, den, i64).text
+
+
+def vector_index(r: Region, index: Index) -> Val:
+    """``index`` in each lane, as i64."""
+    assert r.lanes is not None
+    total: Val | None = None
+    for monomial, coefficient in index.terms:
+        term: Val | None = None
+        for atom in monomial:
+            value = _vector_atom(r, atom)
+            term = value if term is None else _on_lanes(r, "mul", term, value)
+        if term is None:
+            term = const(coefficient, i64)
+        elif coefficient != 1:
+            term = _on_lanes(r, "mul", term, const(coefficient, i64))
+        total = term if total is None else _on_lanes(r, "add", total, term)
+    return splat(r.b, total or const(0, i64), r.lanes.count)
+
+
+def _on_lanes(r: Region, name: str, a: Val, b: Val) -> Val:
+    lanes = max(a.lanes, b.lanes)
+    return binary(r.b, name, splat(r.b, a, lanes), splat(r.b, b, lanes))
+
+
+def _vector_atom(r: Region, atom: Atom) -> Val:
+    assert r.lanes is not None
+    if atom == r.lanes.axis:
+        count = r.lanes.count
+        steps = ", ".join(f"i64 {n}" for n in range(count))
+        base = splat(r.b, Val(r.lanes.base, i64), count)
+        return Val(r.b.pure(f"add {base.type} {base.text}, <{steps}>"), i64, count)
+    if isinstance(atom, Opaque):
+        return r.variables[atom.name]
+    if isinstance(atom, Axis | Symbol):
+        return Val(_scalar_atom(r, atom), i64)
+    inner = (atom.num, atom.den) if isinstance(atom, FloorDiv | Mod) else (atom.a, atom.b)
+    if not any(varies(r, i) for i in inner):
+        return Val(_scalar_atom(r, atom), i64)
+    if isinstance(atom, Min | Max):
+        a, b = vector_index(r, atom.a), vector_index(r, atom.b)
+        return select(r.b, binary(r.b, "lt" if isinstance(atom, Min) else "gt", a, b), a, b)
+    num = vector_index(r, atom.num)
+    top = upper_bound(atom.num)
+    divisor = constant(atom.den)
+    if divisor is not None and 0 < divisor < 2**31 and (lower_bound(atom.num) or -1) >= 0 and top is not None and top < 2**31:
+        # 32-bit lanes divide by a constant with one multiplication; 64-bit ones would go through scalar code
+        small = cast(r.b, num, i32, r.ops)
+        return cast(r.b, _divide(r, atom, small, const(divisor, i32, num.lanes), i32), i64, r.ops)
+    return _divide(r, atom, num, _divisor(r, atom.den, num.lanes), i64)
+
+
+def _divisor(r: Region, den: Index, lanes: int) -> Val:
+    """``den`` made at least 1, so that a size of 0 cannot trap."""
+    value = vector_index(r, den) if lanes and varies(r, den) else splat(r.b, Val(scalar_index(r, den), i64), lanes)
+    if (lower_bound(den) or 0) >= 1:
+        return value
+    one = const(1, i64, value.lanes)
+    return select(r.b, binary(r.b, "lt", value, one), one, value)
+
+
+def _divide(r: Region, atom: FloorDiv | Mod, num: Val, den: Val, dtype: object) -> Val:
+    """num // den or num % den rounding down; unsigned where num cannot be negative."""
+    quotient = isinstance(atom, FloorDiv)
+    low = lower_bound(atom.num)
+    if low is not None and low >= 0:
+        word = "udiv" if quotient else "urem"
+        return Val(r.b.pure(f"{word} {num.type} {num.text}, {den.text}"), num.dtype, num.lanes)
+    rest = Val(r.b.pure(f"srem {num.type} {num.text}, {den.text}"), num.dtype, num.lanes)
+    zero = const(0, num.dtype, num.lanes)
+    negative = binary(r.b, "lt", rest, zero)
+    if not quotient:
+        return select(r.b, negative, binary(r.b, "add", rest, den), rest)
+    whole = Val(r.b.pure(f"sdiv {num.type} {num.text}, {den.text}"), num.dtype, num.lanes)
+    return select(r.b, negative, binary(r.b, "sub", whole, const(1, num.dtype, num.lanes)), whole)
