@@ -48,4 +48,13 @@ class ScheduleError(LowcError):
 
 
 class CodegenError(LowcError):
-    """A kernel for which no code can be generated (an op or dtype the backend has no row for, or an LLVM failure)."""
+    """A kernel for which no code can be generated (an op or dtype the backend has no row for, or an LLVM failure).
+
+    ``origin``: the launch's, by which the compiler knows what to leave to ATen; empty if unknown (then it leaves everything).
+    """
+
+    def __init__(
+        self, message: str, *, where: str = "", hint: str = "", origin: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, where=where or "; ".join(origin[:2]), hint=hint)
+        self.origin = origin

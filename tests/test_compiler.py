@@ -1,0 +1,110 @@
+"""``compile_graph``: fallbacks to ATen, dumps, constants."""
+
+import logging
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from lowc import compiler
+from lowc.errors import CodegenError
+from lowc.ir import types
+from lowc.ir.graph import Graph, Input, Node, Ref, TensorMeta
+from lowc.ir.index import ix
+from lowc.ir.nodes import Launch
+from lowc.options import Options
+from lowc.trace import Trace
+
+META = TensorMeta(types.f32, (ix(3),), (ix(1),), ix(0), "cpu")
+
+
+def graph() -> Graph:
+    """exp(x) * c + 1"""
+    nodes = (
+        Node("exp", "aten.exp.default", (Ref("x"),), (), (META,), "model.py:3 in f: x.exp()"),
+        Node("mul", "aten.mul.Tensor", (Ref("exp"), Ref("c")), (), (META,), "model.py:4 in f"),
+        Node("add", "aten.add.Tensor", (Ref("mul"), 1), (), (META,), "model.py:5 in f"),
+    )
+    return Graph("inference", (), (Input("x", META), Input("c", META)), nodes, (Ref("add"),))
+
+
+def expected(x: torch.Tensor) -> torch.Tensor:
+    return x.exp() * 2 + 1
+
+
+C = torch.full((3,), 2.0)
+INTERP = Options(isa="interp")
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, fails: Any) -> None:
+    """Makes ``_interpreted`` raise what ``fails(module)`` returns."""
+    real = compiler._interpreted
+
+    def attempt(module: Any) -> Any:
+        error = fails(module)
+        if error is not None:
+            raise error
+        return real(module)
+
+    monkeypatch.setattr(compiler, "_interpreted", attempt)
+
+
+def kernel_of(module: Any, name: str) -> Launch | None:
+    return next((s for s in module.steps if isinstance(s, Launch) and s.origin[0].startswith(f"{name} = ")), None)
+
+
+def test_a_graph_runs() -> None:
+    call = compiler.compile_graph(graph(), [C], INTERP)
+    x = torch.randn(3)
+    torch.testing.assert_close(call([x])[0], expected(x))
+
+
+def test_a_kernel_without_code_runs_in_aten(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(module: Any) -> Exception | None:
+        launch = kernel_of(module, "mul")
+        return CodegenError("no row for mul", origin=launch.origin) if launch else None
+
+    broken(monkeypatch, fails)
+    trace = Trace()
+    with caplog.at_level(logging.WARNING, "lowc"):
+        call = compiler.compile_graph(graph(), [C], INTERP, trace)
+    x = torch.randn(3)
+    torch.testing.assert_close(call([x])[0], expected(x))
+    assert trace.counters["fallbacks"] == 1 and trace.counters["extern aten.mul.Tensor"] == 1
+    assert "extern aten.exp.default" not in trace.counters
+    (record,) = caplog.records
+    assert "mul" in record.getMessage() and "no row for mul" in record.getMessage() and len(record.getMessage().splitlines()) <= 12
+
+
+def test_an_error_that_names_no_kernel_leaves_all_to_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, lambda module: ZeroDivisionError("a bug") if kernel_of(module, "add") else None)
+    trace = Trace()
+    x = torch.randn(3)
+    torch.testing.assert_close(compiler.compile_graph(graph(), [C], INTERP, trace)([x])[0], expected(x))
+    assert sum(n for what, n in trace.counters.items() if what.startswith("extern")) == 3
+
+
+def test_strict_errors_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, lambda module: CodegenError("no row"))
+    with pytest.raises(CodegenError, match="no row"):
+        compiler.compile_graph(graph(), [C], Options(isa="interp", strict_errors=True))
+
+
+def test_what_aten_cannot_help_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, lambda module: CodegenError("always"))
+    with pytest.raises(CodegenError, match="always"):
+        compiler.compile_graph(graph(), [C], INTERP)
+
+
+def test_dumps_show_every_stage(tmp_path: Any) -> None:
+    compiler.compile_graph(graph(), [C], Options(isa="interp", dump=str(tmp_path)))
+    (directory,) = os.listdir(tmp_path)
+    files = sorted(os.listdir(tmp_path / directory))
+    assert directory == "inference.0" and files[0] == "00_graph.lowc" and files[-1].endswith("_host.py")
+    assert "kernel" in (tmp_path / directory / "01_lowering.lowc").read_text()
+
+
+def test_times_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    compiler.compile_graph(graph(), [C], Options(isa="interp", time=True))
+    assert "lowering" in capsys.readouterr().err
