@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lowc.artifact import Artifact
+from lowc.artifact import Artifact, Native
 from lowc.ir.graph import Graph
 from lowc.ir.nodes import Extern, Module
 from lowc.ir.printer import print_graph, print_module
@@ -96,9 +96,17 @@ Load = Callable[[Artifact], dict[str, Callable[[Any], int]]]
 def _load_x86(artifact: Artifact) -> dict[str, Callable[[Any], int]]:
     from lowc.backends import x86
     from lowc.runtime import openmp
-    from lowc.runtime.program import functions_of
+    from lowc.runtime.program import function_at
 
-    return functions_of(x86.load(artifact.code, openmp.functions()), artifact)
+    if not artifact.code:
+        return {}
+    library = x86.load(artifact, openmp.functions())
+    natives: dict[str, Callable[[Any], int]] = {}
+    for step in artifact.program:
+        if isinstance(step, Native):
+            natives[step.symbol] = function_at(library.address(step.symbol))
+            natives[step.symbol].library = library  # type: ignore[attr-defined]  # the code stays loaded as long as it can be called
+    return natives
 
 
 def _interpreted(module: Module) -> tuple[Artifact, Load]:
