@@ -33,14 +33,6 @@ class Program:
     call: Call
 
 
-def function_at(address: int) -> NativeCall:
-    """The native function at ``address`` as a callable.  It runs without the GIL; that costs 0.03 us a call."""
-    return _PROTOTYPE(address)
-
-
-_PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
-
-
 def bind(
     artifact: Artifact,
     natives: Mapping[str, NativeCall],
