@@ -253,6 +253,11 @@ def mod(a: Index, b: Index) -> Index:
     if divisor is not None and value is not None:
         return ix(value % divisor)
     rest = _divide(_unwrap_mods(a, b), b)[1]
+    while any(type(atom) is Mod for m, _ in rest.terms for atom in m):  # unwrapping one may lay bare another
+        reduced = _divide(_unwrap_mods(rest, b), b)[1]
+        if reduced == rest:
+            break
+        rest = reduced
     if _in_range(rest, b):
         return rest
     if len(rest.terms) > 1 and (coarse := _coarsen(rest, b)) is not None:
@@ -419,26 +424,12 @@ def _ranged(index: Index) -> list[Axis | Mod]:
 
 
 def _symbolic_lower_bound(index: Index) -> int | None:
-    """The bound once only symbols and other atoms are left: each is moved to start at 0, then signs decide."""
+    """The bound once only symbols and other atoms are left: each symbol is moved to start at 0, then signs decide."""
     total = 0
-    for monomial, coefficient in index.terms:
-        if not monomial:
-            total += coefficient
-    shifted = index
-    for atom in {a: None for m, _ in index.terms for a in m}:
-        low, _ = _atom_range(atom)
-        if low:
-            shifted = substitute(shifted, {atom: ix(atom) + low}) if isinstance(atom, Symbol) else shifted
-    total = 0
-    for monomial, coefficient in shifted.terms:
-        if not monomial:
-            total += coefficient
-            continue
+    for monomial, coefficient in _shifted(index).terms:
         low, high = 1, 1
         for atom in monomial:
             bottom, top = _atom_range(atom)
-            if isinstance(atom, Symbol):
-                bottom, top = (0, None if top is None or bottom is None else top - bottom)
             if bottom is None or bottom < 0:
                 return None
             low *= bottom
@@ -450,6 +441,23 @@ def _symbolic_lower_bound(index: Index) -> int | None:
         else:
             total += coefficient * high
     return total
+
+
+def _shifted(index: Index) -> Index:
+    """``index`` over symbols that start at 0.  They have new names: inside divisions the old ones stay, with their own ranges."""
+    if not any(isinstance(a, Symbol) and a.lo for m, _ in index.terms for a in m):
+        return index
+    out = ZERO
+    for monomial, coefficient in index.terms:
+        term = ix(coefficient)
+        for atom in monomial:
+            if isinstance(atom, Symbol) and atom.lo:
+                above = Symbol(f"{atom.name}'", 0, None if atom.hi is None else atom.hi - atom.lo)
+                term = term * (ix(above) + atom.lo)
+            else:
+                term = term * atom
+        out = out + term
+    return out
 
 
 def _atom_range(atom: Atom) -> tuple[int | None, int | None]:
