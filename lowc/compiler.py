@@ -87,6 +87,9 @@ def compile_artifact(
         module = pipeline.run(module, target, options, trace)
     with trace.phase("backend"):
         artifact = x86.compile_module(module, target, options)
+    if trace.dumping:
+        for extension, show in x86.stages(target, options).items():
+            trace.dump("x86", lambda show=show: show(module), extension.removeprefix("."))
     return artifact, _load_x86
 
 
@@ -101,12 +104,8 @@ def _load_x86(artifact: Artifact) -> dict[str, Callable[[Any], int]]:
     if not artifact.code:
         return {}
     library = x86.load(artifact, openmp.functions())
-    natives: dict[str, Callable[[Any], int]] = {}
-    for step in artifact.program:
-        if isinstance(step, Native):
-            natives[step.symbol] = function_at(library.address(step.symbol))
-            natives[step.symbol].library = library  # type: ignore[attr-defined]  # the code stays loaded as long as it can be called
-    return natives
+    symbols = [step.symbol for step in artifact.program if isinstance(step, Native)]
+    return {symbol: function_at(library.address(symbol), library) for symbol in symbols}
 
 
 def _interpreted(module: Module) -> tuple[Artifact, Load]:
