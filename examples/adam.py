@@ -1,7 +1,7 @@
 """An optimizer step as a graph: Adam over 24 tensors, compiled as one function, beside the same function in eager.
 
-    python examples/adam.py
-    lowc explain examples/adam.py:adam
+python examples/adam.py
+lowc explain examples/adam.py:adam
 """
 
 import copy

@@ -1,7 +1,7 @@
 """A transformer's feed-forward block with its backward pass, and a function that Dynamo has to break.
 
-    lowc explain examples/block.py:block
-    lowc explain examples/block.py:broken
+lowc explain examples/block.py:block
+lowc explain examples/block.py:broken
 """
 
 import torch
@@ -12,7 +12,11 @@ from torch.nn import functional as F
 class Block(nn.Module):
     def __init__(self, width: int = 256) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(F.gelu(self.up(self.norm(x))))

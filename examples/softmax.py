@@ -1,7 +1,7 @@
 """Softmax written out: seven ops that become one kernel, which reads each row from memory once.
 
-    lowc dump examples/softmax.py:softmax --stage loops
-    lowc dump examples/softmax.py:softmax --stage asm
+lowc dump examples/softmax.py:softmax --stage loops
+lowc dump examples/softmax.py:softmax --stage asm
 """
 
 import torch

@@ -8,7 +8,9 @@ from lowc.options import ROWS, Options, parse
 
 def add_function(parser: argparse.ArgumentParser) -> None:
     """FILE.py:FN, how to trace it, and compiler options."""
-    parser.add_argument("place", metavar="FILE.py:FN", help="function or module; inputs come from FN_inputs() or inputs()")
+    parser.add_argument(
+        "place", metavar="FILE.py:FN", help="function or module; inputs come from FN_inputs() or inputs()"
+    )
     parser.add_argument("--inference", action="store_true", help="under no_grad: no backward graph")
     parser.add_argument("--dynamic", action="store_true", help="all sizes symbolic")
     add_options(parser)

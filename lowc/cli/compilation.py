@@ -10,14 +10,18 @@ from typing import Any
 from lowc.ir.graph import Graph
 from lowc.ir.nodes import Module
 from lowc.options import Options
+from lowc.target import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """``texts``: (stage, extension, content) in the order of the compiler's dumps.  ``fused``: the last module at level LOOPS."""
+    """``fused`` is the last module at level LOOPS, ``machine`` what the backend gets; neither knows of fallbacks: a kernel
+    without code is still there.  ``texts``: (stage, extension, content) in the order of the compiler's dumps, fallbacks included."""
 
     graph: Graph
     fused: Module
+    machine: Module
+    target: Target
     texts: tuple[tuple[str, str, str], ...]
 
 
@@ -55,23 +59,23 @@ def compile_all(
                 texts.append(_read(Path(folder)))
 
     seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward)
-    graphs = tuple(Compiled(g, fuse(g, options), t) for g, t in zip(seen.graphs, texts))
+    graphs = tuple(Compiled(g, *schedule(g, options), t) for g, t in zip(seen.graphs, texts))
     return Report(graphs, tuple((b.reason, b.where) for b in seen.breaks), seen.unsupported)
 
 
-def fuse(graph: Graph, options: Options) -> Module:
-    """``graph`` lowered and taken through the passes that leave it at level LOOPS."""
+def schedule(graph: Graph, options: Options) -> tuple[Module, Module, Target]:
+    """``graph`` lowered and taken through the passes that leave it at level LOOPS; the same at MACHINE; for which target."""
     from lowc.backends import x86
     from lowc.lowering import lower
     from lowc.scheduler import pipeline
 
     module, target = lower(graph, options), x86.detect(options)
+    fused = module
     for row in pipeline.PASSES:
-        if row.gives != "LOOPS":
-            break
         if row.name not in options.off.split(","):
             module = pipeline.apply(row, module, target, options)
-    return module
+            fused = module if row.gives == "LOOPS" else fused
+    return fused, module, target
 
 
 def _read(folder: Path) -> tuple[tuple[str, str, str], ...]:

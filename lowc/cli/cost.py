@@ -8,7 +8,19 @@ from lowc.ir.index import Index, Symbol, constant, lower_bound, upper_bound
 from lowc.ir.nodes import Expr, Extern, For, Kernel, Load, Op, Stmt, Store, Update, View
 
 # Comparisons, selects, conversions and bit operations are not counted.
-_FLOPS = {"add": 1, "sub": 1, "mul": 1, "div": 1, "neg": 1, "abs": 1, "min": 1, "max": 1, "sqrt": 1, "fma": 2, "mad": 2}
+_FLOPS = {
+    "add": 1,
+    "sub": 1,
+    "mul": 1,
+    "div": 1,
+    "neg": 1,
+    "abs": 1,
+    "min": 1,
+    "max": 1,
+    "sqrt": 1,
+    "fma": 2,
+    "mad": 2,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +49,9 @@ def of_extern(step: Extern) -> Cost:
     """Bytes of tensor arguments and results; multiplications and additions of matrix products (0 for any other op)."""
     views = [a for a in _flat(step.args) if isinstance(a, View)]
     moved = sum(_product(v.shape) * v.dtype.bytes for v in views)
-    moved += sum(_product(r.shape) * r.dtype.bytes for r in step.results if r is not None and not isinstance(r, Symbol))
+    moved += sum(
+        _product(r.shape) * r.dtype.bytes for r in step.results if r is not None and not isinstance(r, Symbol)
+    )
     flops = 0
     name = step.target.split(".")[1]
     if name in ("mm", "bmm", "addmm", "baddbmm") and len(views) >= 2:

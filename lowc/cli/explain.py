@@ -42,7 +42,15 @@ def add(commands: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     fn, inputs = load(chosen.place)
-    show(compile_all(fn, inputs, arguments.options(chosen), dynamic=chosen.dynamic or None, backward=not chosen.inference))
+    show(
+        compile_all(
+            fn,
+            inputs,
+            arguments.options(chosen),
+            dynamic=chosen.dynamic or None,
+            backward=not chosen.inference,
+        )
+    )
     return 0
 
 
@@ -58,7 +66,12 @@ def kernels(module: Module) -> list[KernelLine]:
 def externs(module: Module) -> list[ExternLine]:
     """One line for each call of ATen."""
     return [
-        ExternLine(step.target, step.because, next((w for _, w in map(_op_and_line, step.origin) if w), ""), cost.of_extern(step))
+        ExternLine(
+            step.target,
+            step.because,
+            next((w for _, w in map(_op_and_line, step.origin) if w), ""),
+            cost.of_extern(step),
+        )
         for step in module.steps
         if isinstance(step, Extern)
     ]
@@ -99,7 +112,11 @@ def _tables(name: str, module: Module) -> Iterator[Any]:
         _columns(table, "kernel", "fused ops", ">bytes", ">FLOPs", "at")
         for line in made:
             table.add_row(
-                _escape(line.name), _counted(op for op, _ in line.ops), _si(line.cost.bytes), _si(line.cost.flops), _span(line.ops)
+                _escape(line.name),
+                _counted(op for op, _ in line.ops),
+                _si(line.cost.bytes),
+                _si(line.cost.flops),
+                _span(line.ops),
             )
         yield table
     if called := externs(module):
@@ -118,7 +135,9 @@ def _tables(name: str, module: Module) -> Iterator[Any]:
 def _columns(table: Any, *names: str) -> None:
     """Adds columns; those named with a ">" are numbers."""
     for name in names:
-        table.add_column(name.removeprefix(">"), justify="right" if name[0] == ">" else "left", overflow="fold")
+        table.add_column(
+            name.removeprefix(">"), justify="right" if name[0] == ">" else "left", overflow="fold"
+        )
 
 
 def _op_and_line(origin: str) -> tuple[str, str]:

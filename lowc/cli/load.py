@@ -19,14 +19,24 @@ def load(place: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """What ``place`` names, and its inputs.  Raises LowcError if the file, the name or the inputs are not there."""
     file, _, name = place.rpartition(":")
     if not file or not name.isidentifier():
-        raise LowcError(f"{place!r} is not of the form FILE.py:FN", hint="e.g. lowc dump examples/softmax.py:softmax")
+        raise LowcError(
+            f"{place!r} is not of the form FILE.py:FN", hint="e.g. lowc dump examples/softmax.py:softmax"
+        )
     module = _module(Path(file))
     if not callable(found := getattr(module, name, None)):
-        names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        raise LowcError(f"{file} has nothing to call by the name {name!r}", hint="it has " + (", ".join(names) or "none"))
+        names = [
+            n
+            for n, v in vars(module).items()
+            if callable(v) and getattr(v, "__module__", "") == module.__name__
+        ]
+        raise LowcError(
+            f"{file} has nothing to call by the name {name!r}", hint="it has " + (", ".join(names) or "none")
+        )
     make = getattr(module, f"{name}_inputs", None) or getattr(module, "inputs", None)
     if make is None:
-        raise LowcError(f"{file} does not say what to call {name} with", hint=f"add {name}_inputs(), returning a tuple")
+        raise LowcError(
+            f"{file} does not say what to call {name} with", hint=f"add {name}_inputs(), returning a tuple"
+        )
     inputs = make()
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     return _made(found, inputs), inputs

@@ -15,10 +15,14 @@ from lowc.ir.nodes import Extern, For, Kernel, Launch, Module, View
 
 def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "opt", help="run passes on IR text", description="Parses a module or a kernel, runs passes, verifies after each, prints."
+        "opt",
+        help="run passes on IR text",
+        description="Parses a module or a kernel, runs passes, verifies after each, prints.",
     )
     parser.add_argument("file", help="IR text; - is standard input")
-    parser.add_argument("-p", "--passes", default="", metavar="A,B", help="passes in this order (none: only parse and verify)")
+    parser.add_argument(
+        "-p", "--passes", default="", metavar="A,B", help="passes in this order (none: only parse and verify)"
+    )
     parser.add_argument("--list", action="store_true", help="list the passes and stop")
     arguments.add_options(parser)
     parser.set_defaults(run=run)
@@ -73,7 +77,9 @@ def _launching(kernel: Kernel) -> Module:
     outputs = tuple(View(b, b.dtype, b.shape, b.strides, ZERO) for b in made)
     bound = any(isinstance(s, For) and s.kind.name != "serial" for s in walk.statements(kernel.body))
     level = "SCHEDULED" if bound else "LOOPS"
-    return Module(level, kernel.sizes, (*kernel.sizes, *inputs), made, outputs, (Launch(kernel, kernel.params),))
+    return Module(
+        level, kernel.sizes, (*kernel.sizes, *inputs), made, outputs, (Launch(kernel, kernel.params),)
+    )
 
 
 def _bound(module: Module) -> Module:
@@ -84,7 +90,9 @@ def _bound(module: Module) -> Module:
         if isinstance(step, Launch):
             kernel, number = step.kernel, 1
             buffers = {id(p): a for p, a in zip(kernel.params, step.args)}
-            body = walk.Substitution(access=lambda b, index, to=buffers: (to.get(id(b), b), index)).body(kernel.body)
+            body = walk.Substitution(access=lambda b, index, to=buffers: (to.get(id(b), b), index)).body(
+                kernel.body
+            )
             while (name := kernel.name if number == 1 else f"{kernel.name}_{number}") in names:
                 number += 1
             names.add(name)
