@@ -29,7 +29,7 @@ class Lowc:
         from lowc.frontend.aot import compile_module
 
         isa = self.isa.removesuffix("-machine")
-        options = parse(None, {"isa": isa, "strict_errors": True, "check": True})
+        options = parse(None, {"isa": isa, "strict_errors": True, "check": CHECK})
 
         def compile_graph(graph: Any, constants: Any) -> Any:
             if self.isa == "interp-machine":
@@ -63,11 +63,12 @@ class Lowc:
 
 def _scheduled(graph: Any, constants: Any) -> Any:
     """``graph`` through all passes for an AVX2 machine, then interpreted."""
-    module = pipeline.run(lower(graph), AVX2, Options(check=False))
+    module = pipeline.run(lower(graph), AVX2, Options(check=CHECK))
     artifact = interpreted.artifact(module)
     return bind(artifact, interpreted.natives(artifact), constants).call
 
 
+CHECK = False
 AVX2 = Target(
     "x86", "haswell", "+avx2,+fma,+f16c", 256, 16, 32 << 10, 256 << 10, 8 << 20, 2, frozenset({"fma", "gather", "f16c", "masked"})
 )
