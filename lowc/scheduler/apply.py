@@ -7,7 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import Atom, Axis, Index, Opaque, constant, ix, minimum, mod, prove_nonneg, split, upper_bound
+from lowc.ir.index import (
+    Atom,
+    Axis,
+    Index,
+    Opaque,
+    constant,
+    ix,
+    minimum,
+    mod,
+    prove_nonneg,
+    split,
+    upper_bound,
+)
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import (
     Acc,

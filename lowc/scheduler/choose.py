@@ -11,7 +11,20 @@ from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Acc, For, If, Kernel, Kind, Let, Load, Op, Store, Update
 from lowc.ir.ops import REDUCERS
 from lowc.ir.walk import exprs, parts, statements
-from lowc.scheduler.apply import Bind, Block, Interchange, Partial, Primitive, Reorder, Schedule, Split, Tile, conflict, outer_updates, reads_running
+from lowc.scheduler.apply import (
+    Bind,
+    Block,
+    Interchange,
+    Partial,
+    Primitive,
+    Reorder,
+    Schedule,
+    Split,
+    Tile,
+    conflict,
+    outer_updates,
+    reads_running,
+)
 from lowc.scheduler.nest import estimate, touched, weight
 from lowc.target import Target
 

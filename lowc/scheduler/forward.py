@@ -9,7 +9,24 @@ Drops stores to temps that nothing reads any more, and then lets, accumulators a
 from collections.abc import Sequence
 
 from lowc.ir.index import Index, Opaque, atoms
-from lowc.ir.nodes import Acc, Alloc, Const, Expr, Extern, For, If, Launch, Let, Load, Module, Op, Stmt, Store, Update, Var
+from lowc.ir.nodes import (
+    Acc,
+    Alloc,
+    Const,
+    Expr,
+    Extern,
+    For,
+    If,
+    Launch,
+    Let,
+    Load,
+    Module,
+    Op,
+    Stmt,
+    Store,
+    Update,
+    Var,
+)
 from lowc.ir.ops import CHECKS
 from lowc.ir.walk import buffers, exprs, indices, loads, make_kernel, map_exprs, names, parts, rewrite, stores
 from lowc.options import Options

@@ -11,12 +11,29 @@ far out as it can.
 from collections.abc import Sequence
 
 from lowc.ir.index import Atom, Opaque, lower_bound
-from lowc.ir.nodes import Acc, Alloc, Const, Expr, For, FromIndex, If, Launch, Let, Load, Module, Op, Stmt, Store, Update, Var
+from lowc.ir.index import atoms as index_atoms
+from lowc.ir.nodes import (
+    Acc,
+    Alloc,
+    Const,
+    Expr,
+    For,
+    FromIndex,
+    If,
+    Launch,
+    Let,
+    Load,
+    Module,
+    Op,
+    Stmt,
+    Store,
+    Update,
+    Var,
+)
 from lowc.ir.ops import CHECKS
 from lowc.ir.walk import children, make_kernel, map_exprs, names, parts, statements
 from lowc.options import Options
 from lowc.target import Target
-from lowc.ir.index import atoms as index_atoms
 
 
 def run(module: Module, target: Target, options: Options) -> Module:

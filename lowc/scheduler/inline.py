@@ -14,7 +14,21 @@ Linear: decisions are made once from the last step to the first, then each kerne
 from collections.abc import Sequence
 
 from lowc.ir.index import Index
-from lowc.ir.nodes import Buffer, Const, Expr, Extern, For, FromIndex, If, Launch, Let, Load, Module, Stmt, Var
+from lowc.ir.nodes import (
+    Buffer,
+    Const,
+    Expr,
+    Extern,
+    For,
+    FromIndex,
+    If,
+    Launch,
+    Let,
+    Load,
+    Module,
+    Stmt,
+    Var,
+)
 from lowc.ir.walk import (
     Substitution,
     buffers,

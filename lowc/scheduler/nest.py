@@ -5,7 +5,24 @@ from dataclasses import dataclass
 
 from lowc.ir.index import Axis, Index, Symbol, constant, evaluate, ix
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import Buffer, Const, Expr, Extern, For, FromIndex, Kernel, Launch, Let, Load, Module, Op, Stmt, Store, Var, View
+from lowc.ir.nodes import (
+    Buffer,
+    Const,
+    Expr,
+    Extern,
+    For,
+    FromIndex,
+    Kernel,
+    Launch,
+    Let,
+    Load,
+    Module,
+    Op,
+    Stmt,
+    Store,
+    Var,
+    View,
+)
 from lowc.ir.ops import MATHS
 from lowc.ir.walk import children, loads, stores
 
