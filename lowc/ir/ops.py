@@ -139,6 +139,8 @@ OPS: dict[str, OpRow] = {
         OpRow("cast", 1, "biuf", "given", lambda a: a),
         OpRow("bitcast", 1, "iuf", "given", lambda a: a),
         OpRow("select", 3, "biuf", "select", np.where),
+        # the same; the condition is seldom true, and a backend may branch around the second argument
+        OpRow("rarely", 3, "biuf", "select", np.where),
         # checks: the value, made safe; where mask is true and the check fails, the call raises
         OpRow("check_index", 3, "i", "first", lambda v, n, m: np.where((v >= 0) & (v < n), v, 0)),
         OpRow("check_nonzero", 2, "iu", "first", lambda v, m: np.where(v == 0, np.ones_like(v), v)),
