@@ -24,14 +24,23 @@ Operand = Expr | float | int
 class Emit:
     """Builds ops and collects the Lets they need.  ``abilities`` is ``Target.ops``; ``taken`` are names not to be used."""
 
-    __slots__ = ("_count", "_taken", "fused", "scales", "statements")
+    __slots__ = ("_count", "_names", "_taken", "abilities", "branches", "fused", "scales", "statements")
 
     def __init__(self, abilities: frozenset[str], taken: set[str]) -> None:
         self.statements: list[Let] = []
+        self.abilities = abilities
+        self.branches = "rarely" in abilities
         self.fused = "fma" in abilities
         self.scales = "scalef" in abilities
         self._taken = taken
         self._count = 0
+        self._names = True
+
+    def unnamed(self) -> "Emit":
+        """One that gives no names: what it builds shares nodes instead, and needs no statement before it."""
+        other = Emit(self.abilities, self._taken)
+        other._names = False
+        return other
 
     def fresh(self) -> str:
         """A name that nothing has: t0, t1, …"""
@@ -43,7 +52,11 @@ class Emit:
 
     def let(self, value: Expr) -> Expr:
         """``value`` under a name, unless it is a name or a constant."""
-        return value if isinstance(value, Const | Var) else self._named(value)
+        if isinstance(value, Const | Var) or not self._names:
+            return value
+        var = Var(self.fresh(), value.dtype)
+        self.statements.append(Let(var, value))
+        return var
 
     def of(self, value: float | int, like: Expr) -> Expr:
         """A constant of the dtype of ``like``."""
@@ -51,11 +64,6 @@ class Emit:
 
     def int_of(self, value: int) -> Expr:
         return Const(value, i32)
-
-    def _named(self, value: Expr) -> Var:
-        var = Var(self.fresh(), value.dtype)
-        self.statements.append(Let(var, value))
-        return var
 
     # ------------------------------------------------------------ arithmetic
 
@@ -125,6 +133,10 @@ class Emit:
     def select(self, cond: Expr, a: Operand, b: Operand) -> Expr:
         a, b = both(a, b)
         return Op("select", (cond, a, b), a.dtype)
+
+    def rarely(self, cond: Expr, a: Expr, b: Expr) -> Expr:
+        """``select`` for targets that can skip ``a`` where ``cond`` holds in no lane."""
+        return Op("rarely", (cond, a, b), a.dtype)
 
     def floor_at(self, a: Expr, least: float) -> Expr:
         """``least`` where a < least, else a, NaN included (cheaper than ``max``)."""

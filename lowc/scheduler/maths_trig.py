@@ -6,8 +6,10 @@ its exponent (M. Payne and R. Hanek, "Radian reduction for trigonometric functio
 finite x.
 """
 
+from collections.abc import Callable
+
 from lowc.ir.nodes import Expr
-from lowc.ir.types import f32, f64, i32, u32
+from lowc.ir.types import f32, f64, i32
 from lowc.scheduler import maths_tables as tables
 from lowc.scheduler.maths_emit import Emit
 
@@ -16,8 +18,8 @@ INFINITE = 0x7F800000
 NAN = float("nan")
 
 
-def reduced(e: Emit, magnitude: Expr) -> tuple[Expr, Expr]:
-    """(r, n) for ``magnitude`` >= 0: magnitude - r is n * pi/2 modulo 2 pi; n a u32 of which two bits count.  r is NaN for inf, NaN."""
+def _reduced_small(e: Emit, magnitude: Expr) -> tuple[Expr, Expr]:
+    """``reduced`` for ``magnitude`` < 2**18, inf and NaN."""
     n, t = e.nearest(magnitude, tables.TWO_OVER_PI)
     if e.fused:
         high, middle, low = tables.HALF_PI
@@ -26,10 +28,7 @@ def reduced(e: Emit, magnitude: Expr) -> tuple[Expr, Expr]:
         high, low = tables.HALF_PI_WIDE
         wide = e.let(e.cast(n, f64))
         r = e.cast(e.mad(wide, -low, e.mad(wide, -high, e.cast(magnitude, f64))), f32)
-    bits = e.let(e.unsigned_bits(magnitude))
-    large = e.let(e.lt(e.sub(bits, LARGE), INFINITE - LARGE))
-    far, far_n = _reduced_large(e, bits)
-    return e.let(e.select(large, far, r)), e.let(e.select(large, far_n, e.unsigned_bits(t)))
+    return r, e.unsigned_bits(t)
 
 
 def _reduced_large(e: Emit, bits: Expr) -> tuple[Expr, Expr]:
@@ -57,6 +56,19 @@ def _reduced_large(e: Emit, bits: Expr) -> tuple[Expr, Expr]:
     return e.cast(e.mad(fraction, unit * 2.0**-30, e.mul(rest, unit * 2.0**-61)), f32), n
 
 
+def _reduced(e: Emit, x: Expr, finish: Callable[[Emit, Expr, Expr], Expr]) -> Expr:
+    """finish(r, n), where |x| - r is n * pi/2 modulo 2 pi; n is a u32 of which two bits count, r NaN for an infinite or NaN x."""
+    magnitude = e.let(e.abs(x))
+    small, small_n = _reduced_small(e, magnitude)
+    bits = e.let(e.unsigned_bits(magnitude))
+    large = e.let(e.lt(e.sub(bits, LARGE), INFINITE - LARGE))
+    if e.branches:
+        slow = e.unnamed()
+        return e.rarely(large, finish(slow, *_reduced_large(slow, bits)), finish(e, e.let(small), e.let(small_n)))
+    far, far_n = _reduced_large(e, bits)
+    return finish(e, e.let(e.select(large, far, small)), e.let(e.select(large, far_n, small_n)))
+
+
 def _sin_cos(e: Emit, r: Expr) -> tuple[Expr, Expr]:
     """sin and cos of |r| <= 0.81."""
     square = e.let(e.mul(r, r))
@@ -65,31 +77,35 @@ def _sin_cos(e: Emit, r: Expr) -> tuple[Expr, Expr]:
 
 
 def _quadrant(e: Emit, r: Expr, n: Expr, sign: Expr) -> Expr:
-    """sin(r + n pi/2) with the sign bit of ``sign`` (u32) flipping it."""
+    """sin(r + n pi/2), with the other sign if the upper bit of ``sign`` (u32) is set."""
     sine, cosine = _sin_cos(e, r)
     y = e.select(e.ne(e.bit_and(n, 1), 0), cosine, sine)
     flip = e.bit_xor(e.shl(e.bit_and(n, 2), 30), sign)
     return e.bitcast(e.bit_xor(e.unsigned_bits(y), flip), f32)
 
 
+def _sign_of(e: Emit, x: Expr) -> Expr:
+    return e.bit_and(e.unsigned_bits(x), 0x80000000)
+
+
 def sin(e: Emit, x: Expr) -> Expr:
-    r, n = reduced(e, e.let(e.abs(x)))
-    return _quadrant(e, r, n, e.bit_and(e.unsigned_bits(x), 0x80000000))
+    return _reduced(e, x, lambda f, r, n: _quadrant(f, r, n, _sign_of(f, x)))
 
 
 def cos(e: Emit, x: Expr) -> Expr:
-    r, n = reduced(e, e.let(e.abs(x)))
-    return _quadrant(e, r, e.let(e.add(n, 1)), e.of(0, n))
+    return _reduced(e, x, lambda f, r, n: _quadrant(f, r, f.let(f.add(n, 1)), f.of(0, n)))
 
 
 def tan(e: Emit, x: Expr) -> Expr:
-    r, n = reduced(e, e.let(e.abs(x)))
+    return _reduced(e, x, lambda f, r, n: _tan(f, r, n, _sign_of(f, x)))
+
+
+def _tan(e: Emit, r: Expr, n: Expr, sign: Expr) -> Expr:
     sine, cosine = (e.let(v) for v in _sin_cos(e, r))
     odd = e.let(e.bit_and(n, 1))
     swap = e.let(e.ne(odd, 0))
     y = e.div(e.select(swap, cosine, sine), e.select(swap, sine, cosine))
-    flip = e.bit_xor(e.shl(odd, 31), e.bit_and(e.unsigned_bits(x), 0x80000000))
-    return e.bitcast(e.bit_xor(e.unsigned_bits(y), flip), f32)
+    return e.bitcast(e.bit_xor(e.unsigned_bits(y), e.bit_xor(e.shl(odd, 31), sign)), f32)
 
 
 # ---------------------------------------------------------------- inverses

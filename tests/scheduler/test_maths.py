@@ -14,6 +14,7 @@ from lowc.scheduler.maths_emit import Emit
 
 Array = Any
 ABILITIES = {"avx512": frozenset({"fma", "scalef"}), "avx2": frozenset({"fma"}), "sse2": frozenset[str]()}
+ABILITIES["branches"] = ABILITIES["avx512"] | {"rarely"}  # sin, cos and tan take another form
 
 
 def expansion(name: str, isa: str) -> tuple[Emit, Expr, tuple[Var, ...]]:
