@@ -6,6 +6,7 @@ How FX values become graph arguments:
 * symbolic integers and their arithmetic (``aten.sym_size.int``, ``operator.mul``, ...) become ``Index`` values and no node;
 * ``torch.dtype`` is a ``DType``; a device, a memory format and a layout are strings with a mark:
   ``device:cuda:0``, ``memory_format:channels_last``, ``layout:strided`` (see ``ir/graph.py``);
+* floats computed from sizes become 0-d f64 tensors (see ``floats.py``);
 * tensors that the module holds (``get_attr``) become further inputs, after the graph's own, and are returned beside it.
 """
 
@@ -17,6 +18,7 @@ import torch
 from torch import fx
 
 from lowc.errors import Unsupported
+from lowc.frontend import floats
 from lowc.frontend.dtypes import dtype_of
 from lowc.frontend.shapes import index_of, symbols_of
 from lowc.frontend.source import user_line
@@ -50,6 +52,8 @@ def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tenso
             elif node.op == "output":
                 result = _arg(node.args[0], symbols, env)
                 outputs = result if isinstance(result, tuple) else (result,)
+                if floats.uses_float(outputs):
+                    raise Unsupported("a result is a floating-point size")
             else:
                 raise Unsupported(f"FX node {node.format_node()} cannot be imported")
         except Unsupported as error:
@@ -110,6 +114,10 @@ def _call(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node
     if isinstance(value, torch.SymInt | torch.SymBool | int) and target != torch.ops.aten._local_scalar_dense.default:
         env[node] = index_of(value, symbols)
         return ()
+    if isinstance(value, torch.SymFloat) and target != torch.ops.aten._local_scalar_dense.default:
+        env[node] = floats.Float(Ref(node.name))
+        function = getattr(target, "__name__", str(target))
+        return tuple(floats.arithmetic(node.name, function, _arg(node.args, symbols, env), user_line(node)))
     if not isinstance(target, torch._ops.OpOverload):
         raise Unsupported(f"{getattr(target, '__name__', target)} cannot be called by name")
     args = _arg(node.args, symbols, env)
@@ -121,7 +129,11 @@ def _call(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node
         env[node] = index_of(value, symbols)
     else:
         env[node] = tuple(Ref(node.name, n) for n in range(len(metas))) if several else Ref(node.name)
-    return (Node(node.name, str(target), args, kwargs, metas, user_line(node)),)
+    made = Node(node.name, str(target), args, kwargs, metas, user_line(node))
+    if not floats.uses_float((args, tuple(v for _, v in kwargs))):
+        return (made,)
+    taken = {n.name: _tensor_meta(n.meta["val"], symbols) for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)}
+    return tuple(floats.with_tensors(made, taken))
 
 
 def _picked(results: Any, number: Any) -> Any:

@@ -6,6 +6,7 @@ at least 0, whatever the ShapeEnv knows.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import sympy
@@ -74,17 +75,28 @@ def _convert(expr: Any, symbols: Mapping[str, Symbol]) -> Index:
     rule = _RULES.get(type(expr))
     if rule is None:
         raise Unsupported(f"sizes with {type(expr).__name__} are not supported: {expr}")
-    if rule in (_ceil_to_int, _floor_to_int):
+    if rule in (_ceil_to_int, _floor_to_int, _trunc_to_int):
         return rule(*_quotient(expr, symbols))
     return rule(*(_convert(a, symbols) for a in expr.args))
 
 
 def _quotient(expr: Any, symbols: Mapping[str, Symbol]) -> tuple[Index, Index]:
-    """(a, b) of ``to_int(a / b)``: exact here; torch goes through a float, which is the same below 2**53."""
+    """(a, b) of ``to_int(a / b)`` or ``to_int(c * a)``: exact here; torch goes through a float, which is the same for sizes
+    below 2**33 (and factors that are short binary fractions, as 1.5)."""
     inner = expr.args[0]
-    if not isinstance(inner, tf.IntTrueDiv):
+    if isinstance(inner, tf.IntTrueDiv):
+        return _convert(inner.args[0], symbols), _convert(inner.args[1], symbols)
+    factor = Fraction(1)
+    for part in inner.args if isinstance(inner, sympy.Mul) else (inner,):
+        if isinstance(part, sympy.Float | sympy.Integer):
+            factor *= Fraction(float(part))
+        elif isinstance(part, tf.ToFloat):
+            inner = part.args[0]
+        else:
+            raise Unsupported(f"sizes computed in floating point are not supported: {expr}")
+    if max(abs(factor.numerator), factor.denominator) > 2**20 or inner is expr.args[0]:
         raise Unsupported(f"sizes computed in floating point are not supported: {expr}")
-    return _convert(inner.args[0], symbols), _convert(inner.args[1], symbols)
+    return _convert(inner, symbols) * factor.numerator, ix(factor.denominator)
 
 
 def _sum(*args: Index) -> Index:
@@ -138,6 +150,13 @@ def _ceil_to_int(a: Index, b: Index) -> Index:
     return _ceildiv(a, b)
 
 
+def _trunc_to_int(a: Index, b: Index) -> Index:
+    low = lower_bound(a)
+    if low is None or low < 0:
+        raise Unsupported(f"truncation of {a!r} / {b!r}, which may be negative, is not supported in sizes")
+    return _floordiv(a, b)
+
+
 def _floor_to_int(a: Index, b: Index) -> Index:
     return _floordiv(a, b)
 
@@ -189,6 +208,7 @@ _RULES: dict[type, Callable[..., Index]] = {
     tf.RShift: lambda a, n: floordiv(a, _power(ix(2), n)),
     tf.CeilToInt: _ceil_to_int,
     tf.FloorToInt: _floor_to_int,
+    tf.TruncToInt: _trunc_to_int,
     tf.Identity: lambda a: a,
     tf.Where: _where,
     sympy.Ge: _ge,

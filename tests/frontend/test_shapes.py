@@ -28,6 +28,8 @@ EXPRESSIONS = [
     tf.CleanDiv(A * B, B),
     tf.CeilToInt(tf.IntTrueDiv(A, B)),
     tf.FloorToInt(tf.IntTrueDiv(A, 2)),
+    tf.TruncToInt(1.5 * tf.ToFloat(A)),
+    tf.CeilToInt(0.375 * tf.ToFloat(A + B)),
     tf.LShift(A, 3),
     tf.RShift(A, 1),
     tf.PowByNatural(A, 2),
@@ -44,7 +46,7 @@ def test_value(expr: sympy.Basic) -> None:
         assert evaluate(index, {"a": a, "b": b}) == int(bool(value) if expr in TRUTHS else value), (a, b)
 
 
-@pytest.mark.parametrize("expr", [tf.FloatTrueDiv(A, B), tf.FloorDiv(A, A - B), sympy.Symbol("other"), A**B], ids=str)
+@pytest.mark.parametrize("expr", [tf.FloatTrueDiv(A, B), tf.TruncToInt(1.1 * tf.ToFloat(A)), tf.FloorDiv(A, A - B), sympy.Symbol("other"), A**B], ids=str)
 def test_refused(expr: sympy.Basic) -> None:
     with pytest.raises(Unsupported):
         _convert(expr, SYMBOLS)
