@@ -15,8 +15,11 @@ from lowc.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """``fused`` is the last module at level LOOPS, ``machine`` what the backend gets; neither knows of fallbacks: a kernel
-    without code is still there.  ``texts``: (stage, extension, content) in the order of the compiler's dumps, fallbacks included."""
+    """``fused`` is the last module at level LOOPS, ``machine`` what the backend gets.
+
+    Neither knows of fallbacks: a kernel without code is still there.  ``texts``: (stage, extension, content) in the order of the
+    compiler's dumps, fallbacks included.
+    """
 
     graph: Graph
     fused: Module
