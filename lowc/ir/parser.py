@@ -205,14 +205,15 @@ def _for(c: Cursor, scope: Scope) -> For:
 
 
 def _kind(c: Cursor) -> Kind:
-    """``parallel``, ``vector(16)``, ``vector(16*4)``, ``instr(key)``."""
+    """``parallel``, ``vector(16)``, ``vector(16, 4)``, ``instr(key)``."""
     name = c.of("name", "a kind of loop").text
     width, key, interleave = 0, "", 1
     if c.skip("("):
         if c.token.kind == "int":
             width = _integer(c)
-            interleave = _integer(c) if c.skip("*") else 1
-            c.skip(",")
+            if c.skip(",") and c.token.kind == "int":
+                interleave = _integer(c)
+                c.skip(",")
         if not c.at(")"):
             key = _word(c)
         c.expect(")")

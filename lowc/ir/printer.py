@@ -216,10 +216,10 @@ def _statement(stmt: Stmt, shared: dict[int, str]) -> str:
 
 
 def print_kind(kind: Kind) -> str:
-    """``vector(16)``, ``vector(16*4)`` (width, strips interleaved), ``instr(key)``; empty for a serial loop."""
+    """``vector(16)``, ``vector(16, 4)`` (width, strips interleaved), ``instr(key)``; empty for a serial loop."""
     extra: list[str] = []
     if kind.interleave != 1:
-        extra.append(f"{kind.width}*{kind.interleave}")
+        extra.append(f"{kind.width}, {kind.interleave}")
     elif kind.width:
         extra.append(str(kind.width))
     if kind.key:

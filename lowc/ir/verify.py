@@ -157,6 +157,8 @@ def _extern(s: _State, step: Extern, number: int) -> None:
         ):
             s.fail(f"{result.name} has a value already; a result is the storage of a temp not written before")
     s.defined.update(r.name for r in step.results if r is not None)
+    made = [size for r in step.results if isinstance(r, Buffer) for size in r.shape]
+    s.defined.update(size.name for size in s.symbols.values() if ix(size) in made)
 
 
 def _views(arg: Arg) -> Iterator[View]:

@@ -82,7 +82,7 @@ class State:
         raise VerifyError(f"{name}: {rule}\n{excerpt(print_kernel_lines(self.kernel), self.stmt)}")
 
 
-def excerpt(lines: list[Line], node: object, most: int = 7) -> str:
+def excerpt(lines: list[Line], node: object, most: int = 6) -> str:
     """At most ``most`` of the lines, around the (last) line that shows ``node``, which is marked ``>``."""
     at = max((n for n, (_, shown) in enumerate(lines) if shown is node), default=0)
     start = max(0, min(at - most // 2, len(lines) - most))
