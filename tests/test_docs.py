@@ -1,0 +1,75 @@
+"""What the documents promise is there: files, commands, options, passes; and nothing in them belongs to one machine."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lowc.cli.dump import STAGES
+from lowc.options import ROWS
+from lowc.scheduler.pipeline import PASSES
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (".md", ".py", ".toml", ".txt", ".cfg", ".yml", ".lowc", "")
+
+
+def tracked() -> list[Path]:
+    """Files of the repository, or of the source tree where git is not at hand."""
+    try:
+        done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+        files = [ROOT / name for name in done.stdout.decode().split("\0") if name]
+    except (OSError, subprocess.CalledProcessError):
+        files = [p for folder in ("lowc", "tests", "docs", "benchmarks", "examples") for p in (ROOT / folder).rglob("*")]
+    return [path for path in files if path.is_file() and path.suffix in TEXT]
+
+
+DOCUMENTS = [path for path in tracked() if path.suffix == ".md"]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_resolve(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text()):
+        if "://" not in target:
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_files_that_the_readme_names_exist() -> None:
+    text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r"(?:examples|benchmarks|lowc|tests|docs)/[\w/.-]+\.(?:py|md|lowc)", text):
+        assert (ROOT / name).exists() or "NAME" in name, name
+    for name, function in re.findall(r"(examples/\w+\.py):(\w+)", text):
+        assert f"def {function}(" in (ROOT / name).read_text() or f"\n{function} =" in (ROOT / name).read_text()
+
+
+def test_the_two_commands_of_the_readme() -> None:
+    """A fresh machine has Python and nothing else: both commands are stdlib-only Python, and known to make.py and to make."""
+    readme = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^python3 make\.py (\w+)$", readme, re.MULTILINE)
+    assert commands == ["demo", "test"]
+    makefile = (ROOT / "Makefile").read_text()
+    for command in commands:
+        assert f"def {command}(" in (ROOT / "make.py").read_text()
+        assert re.search(rf"^{command}:$", makefile, re.MULTILINE)
+
+
+def test_every_option_and_pass_is_documented() -> None:
+    readme, design = (ROOT / "README.md").read_text(), (ROOT / "docs" / "design.md").read_text()
+    for row in ROWS:
+        assert f"`{row.name}`" in readme, row.name
+        if row.env:
+            assert row.env in readme, row.env
+        for choice in row.choices:
+            assert isinstance(choice, bool) or f"`{choice}`" in readme, choice
+    for each in PASSES:
+        assert f"| `{each.name}` |" in design, each.name
+    assert " | ".join(STAGES) in readme
+
+
+def test_nothing_belongs_to_one_machine() -> None:
+    # Put together here, so that this file does not contain what it looks for.
+    words = ["/" + "work/", "/" + "tmp/w", "/" + "home/", "/" + "root/", "Users" + "\\", "sub" + "agent", "LL" + "M assistant"]
+    for path in tracked():
+        text = path.read_text()
+        for word in words:
+            assert word not in text, f"{path.relative_to(ROOT)} has {word!r}"
