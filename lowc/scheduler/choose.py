@@ -251,7 +251,8 @@ def _reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Pr
     inner = loop
     if parallel:
         extent = estimate(loop.axis.extent)
-        chunks = max(2, min(64, 8 * target.cores, extent // GRAIN if len(_chain(loop)) == 1 else extent))
+        flat = not any(isinstance(s, For) for s in loop.body)
+        chunks = max(2, min(64, 8 * target.cores, extent // GRAIN if flat else extent))
         if extent >= chunks:
             plan.append(Partial(name, chunks))
             name = f"{name}_i"

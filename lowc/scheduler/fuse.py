@@ -14,17 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowc.ir.index import Axis, Index, ix
-from lowc.ir.nodes import Buffer, Extern, For, Launch, Let, Load, Module, Stmt, Store, Var
+from lowc.ir.nodes import Acc, Extern, For, Launch, Let, Module, Stmt, Store, Var
 from lowc.ir.walk import Substitution, buffers, loads, make_kernel, names, statements, stores
 from lowc.options import Options
 from lowc.scheduler.merge import merge
-from lowc.scheduler.nest import as_map, estimate, numel, plain_axis, prune, returned, step_reads, step_writes
+from lowc.scheduler.nest import estimate, numel, plain_axis, prune, step_reads, step_writes
 from lowc.target import Target
 
 MAX_STATEMENTS = 160  # of a fused kernel
 MAX_PARAMS = 48
 MAX_PARTNERS = 4  # kernels that one kernel tries to join
-LARGE = 4096  # elements of a buffer that is worth sharing among siblings
+LARGE = 256  # elements of a buffer that is worth sharing among siblings
+MUCH = 65536  # iterations of a kernel that should be spread over the cores
 FEW = 16  # outer iterations below which a large kernel would starve the cores
 
 
@@ -147,7 +148,7 @@ def _join(first: _Group, second: _Group) -> _Group | None:
     mine = _apart(b.kernel.body, names(a.kernel.body) | {p.name for p in a.kernel.params})
     for head, body in _variants(a.kernel.body, mine):
         block, joined = merge(head, body)
-        if joined and _wide_enough(block, first, second):
+        if (joined or _is_epilogue(b, a)) and _wide_enough(block, first, second):
             params = buffers(block)
             taken = {p.name for p in params}
             block_ = _apart(block, taken) if names(block) & taken else tuple(block)
@@ -155,6 +156,14 @@ def _join(first: _Group, second: _Group) -> _Group | None:
             step = Launch(kernel, tuple(params), tuple(dict.fromkeys((*a.origin, *b.origin))))
             return _group(step, first.position)
     return None
+
+
+def _is_epilogue(second: Launch, first: Launch) -> bool:
+    """Whether ``second`` only does scalar work on what ``first`` has made."""
+    if any(isinstance(s, For) for s in second.kernel.body):
+        return False
+    made = {id(b) for b in step_writes(first)}
+    return any(id(b) in made for b in step_reads(second))
 
 
 def _name(a: str, b: str) -> str:
@@ -165,7 +174,7 @@ def _name(a: str, b: str) -> str:
 
 def _wide_enough(block: Sequence[Stmt], first: _Group, second: _Group) -> bool:
     """Whether enough iterations are left outside for the cores, or the kernel is small, or its loops joined all the way down."""
-    if max(first.work, second.work) < 16 * LARGE:
+    if max(first.work, second.work) < MUCH:
         return True
     for stmt in block:
         if isinstance(stmt, For):
@@ -287,11 +296,8 @@ def _apart(body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
             replace.atoms[stmt.axis] = ix(Axis(_fresh(stmt.axis.name, used), stmt.axis.extent))
         elif isinstance(stmt, Let) and stmt.var.name in clashes:
             replace.rename(stmt.var.name, Var(_fresh(stmt.var.name, used), stmt.var.dtype))
-        elif stmt.__class__.__name__ == "Acc":
-            for var in stmt.vars:  # type: ignore[union-attr]
+        elif isinstance(stmt, Acc):
+            for var in stmt.vars:
                 if var.name in clashes:
                     replace.rename(var.name, Var(_fresh(var.name, used), var.dtype))
     return replace.body(body)
-
-
-_ = (Buffer, Load, as_map, returned)

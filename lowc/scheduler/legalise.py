@@ -1,13 +1,16 @@
 """``legalise``: BUFFERED → MACHINE.  Only ops and dtypes of arithmetic that the target has.
 
 * Maths ops on f32 become primitive ops (``maths.py``); on f64 they stay, the backend calls the C library.
-* f16 and bf16: args are widened to f32, the op computes there, its result is rounded by a cast: ``out[i] = a[i] + b[i]`` of bf16 becomes
-  ``out[i] = bf16(f32(a[i]) + f32(b[i]))``.  Every op rounds, so ``f32(bf16(x))`` stays, except where x is a bf16 value anyway (of a
-  max, say).  Loads, stores, selects and bitcasts of narrow floats remain.  Accumulators of narrow floats become f32.
-* ``mad`` becomes ``fma`` where the target has it, else mul and add; ``ldexp`` without "scalef" goes by f64; min and max of bool
-  become ``and`` and ``or``.
+* f16 and bf16: args are widened to f32, the op computes there, its result is rounded by a cast: ``out[i] =
+  a[i] + b[i]`` of bf16 becomes ``out[i] = bf16(f32(a[i]) + f32(b[i]))``.  Every op rounds, so
+  ``f32(bf16(x))`` stays, except where x is a bf16 value anyway (of a max, say).  Loads, stores, selects and
+  bitcasts of narrow floats remain.  Accumulators of narrow floats become f32.
+* Without "f16c", casts from and to f16 are integer arithmetic.
+* ``mad`` becomes ``fma`` where the target has it, else mul and add; ``fma`` without it goes by f64; ``ldexp`` without "scalef" goes by f64;
+  min and max of bool become ``and`` and ``or``.
 
-Values used more than once become Lets right before the statement that uses them.  Does not move, merge or remove statements.
+Values used more than once become Lets right before the statement that uses them.  Does not move, merge or
+remove statements.
 """
 
 import math
@@ -38,7 +41,7 @@ from lowc.ir.ops import MATHS, REDUCERS
 from lowc.ir.types import DType, bool_, f16, f32
 from lowc.ir.walk import names
 from lowc.options import Options
-from lowc.scheduler import maths
+from lowc.scheduler import maths, maths_narrow
 from lowc.scheduler.maths_emit import Emit
 from lowc.target import Target
 
@@ -90,9 +93,9 @@ def _is_narrow(dtype: DType) -> bool:
 class _Rewriter:
     """The state of one kernel's rewriting.
 
-    ``legal`` and ``wide`` hold, for the statement at hand, what each expression (by id) became: as it is, and in f32 if it is narrow.
-    ``vars`` and ``arrays`` hold the accumulators (by name) and arrays of accumulators (by id) of narrow floats that are f32 now, and
-    whether their values need no rounding.
+    ``legal`` and ``wide`` hold, for the statement at hand, what each expression (by id) became: as it is,
+    and in f32 if it is narrow. ``vars`` and ``arrays`` hold the accumulators (by name) and arrays of
+    accumulators (by id) of narrow floats that are f32 now, and whether their values need no rounding.
     """
 
     __slots__ = ("arrays", "emit", "kernel", "legal", "loops", "vars", "wide")
@@ -195,7 +198,7 @@ class _Rewriter:
 
     def _rewritten(self, expr: Op | Load | Var) -> Expr:
         if isinstance(expr, Var):
-            return Op("cast", (self.vars[expr.name][0],), expr.dtype) if expr.name in self.vars else expr
+            return self._narrowed(self.vars[expr.name][0], expr.dtype) if expr.name in self.vars else expr
         if isinstance(expr, Load):
             return self._load(expr)
         if expr.name == "cast":
@@ -203,7 +206,7 @@ class _Rewriter:
         if expr.name not in MOVES:
             if _is_narrow(expr.dtype):
                 value = self.widened(expr) if expr.name in EXACT else self._computed(expr)
-                return Op("cast", (value,), expr.dtype)
+                return self._narrowed(value, expr.dtype)
             if _is_narrow(expr.args[0].dtype):  # a comparison
                 return Op(expr.name, tuple([self.widened(a) for a in expr.args]), expr.dtype)
         args = tuple([self.rewrite(a) for a in expr.args])
@@ -216,7 +219,7 @@ class _Rewriter:
     def _load(self, expr: Load) -> Expr:
         mask = None if expr.mask is None else self.rewrite(expr.mask)
         if id(expr.buffer) in self.arrays:
-            return Op("cast", (Load(self.arrays[id(expr.buffer)][0], expr.index, mask),), expr.dtype)
+            return self._narrowed(Load(self.arrays[id(expr.buffer)][0], expr.index, mask), expr.dtype)
         return expr if mask is expr.mask else Load(expr.buffer, expr.index, mask)
 
     def _computed(self, expr: Op) -> Expr:
@@ -237,14 +240,22 @@ class _Rewriter:
     def _widened(self, expr: Expr) -> Expr:
         if isinstance(expr, Op) and expr.name in EXACT:
             return self._computed(expr)
-        narrow = self.rewrite(expr)
         # an accumulator that is f32 now and holds nothing but narrow values
         if isinstance(expr, Var) and self.vars.get(expr.name, INEXACT)[1]:
             return self.vars[expr.name][0]
         if isinstance(expr, Load) and self.arrays.get(id(expr.buffer), INEXACT)[1]:
-            assert isinstance(narrow, Op)
-            return narrow.args[0]
+            mask = None if expr.mask is None else self.rewrite(expr.mask)
+            return Load(self.arrays[id(expr.buffer)][0], expr.index, mask)
+        narrow = self.rewrite(expr)
+        if narrow.dtype == f16 and "f16c" not in self.emit.abilities:
+            return maths_narrow.half_to_single(self.emit, narrow)
         return Op("cast", (narrow,), f32)
+
+    def _narrowed(self, value: Expr, dtype: DType) -> Expr:
+        """The f32 ``value`` rounded to ``dtype``."""
+        if dtype == f16 and "f16c" not in self.emit.abilities:
+            return maths_narrow.single_to_half(self.emit, value)
+        return Op("cast", (value,), dtype)
 
     def _cast(self, expr: Op) -> Expr:
         (arg,) = expr.args
@@ -253,10 +264,15 @@ class _Rewriter:
             return self.rewrite(arg)
         if _is_narrow(source):
             value = self.widened(arg)
-            return value if dtype == f32 else Op("cast", (value,), dtype)
+            if dtype == f32:
+                return value
+            return self._narrowed(value, dtype) if _is_narrow(dtype) else Op("cast", (value,), dtype)
         value = self.rewrite(arg)
-        if _is_narrow(dtype) and source != f32:
-            value = Op("cast", (value,), f32)  # as ATen does: f64 and integers by way of f32
+        if _is_narrow(dtype):
+            if source != f32:
+                value = Op("cast", (value,), f32)  # as ATen does: f64 and integers by way of f32
+            if dtype == f16 or value is not arg:
+                return self._narrowed(value, dtype)
         return expr if value is arg else Op("cast", (value,), dtype)
 
     def _replaced(self, name: str, args: tuple[Expr, ...], dtype: DType) -> Expr | None:
@@ -269,6 +285,8 @@ class _Rewriter:
             )
         if name == "mad":
             return self.emit.mad(*args)
+        if name == "fma" and dtype == f32 and not self.emit.fused:
+            return maths_narrow.fma(self.emit, *args)
         if name == "ldexp" and dtype == f32 and not self.emit.scales:
             return maths.ldexp(self.emit, *args)
         if name in ("min", "max") and dtype == bool_:

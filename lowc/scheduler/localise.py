@@ -15,28 +15,24 @@ from lowc.ir.index import Axis, Index, constant
 from lowc.ir.nodes import Alloc, Buffer, For, If, Launch, Module, Stmt
 from lowc.ir.walk import Substitution, buffers, make_kernel
 from lowc.options import Options
-from lowc.scheduler.nest import numel, plain_axis, prune, returned, step_reads, step_writes, touched
+from lowc.scheduler.nest import numel, plain_axis, private, prune, touched
 from lowc.target import Target
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with private temps made local where they fit."""
-    shared = returned(module)
-    owner: dict[int, int] = {}
-    for number, step in enumerate(module.steps):
-        for buffer in (*step_reads(step), *step_writes(step)):
-            if owner.setdefault(id(buffer), number) != number:
-                shared.add(id(buffer))
-    steps = [_localise(s, shared, target.l2 // 2) if isinstance(s, Launch) else s for s in module.steps]
+    own = private(module)
+    room = target.l2 // 2
+    steps = [
+        _localise(s, own.get(number, ()), room) if isinstance(s, Launch) else s for number, s in enumerate(module.steps)
+    ]
     return prune(module, steps)
 
 
-def _localise(step: Launch, shared: set[int], limit: int) -> Launch:
+def _localise(step: Launch, own: Sequence[Buffer], limit: int) -> Launch:
     body = step.kernel.body
     room = limit
-    for buffer in step.kernel.params:
-        if id(buffer) in shared:
-            continue
+    for buffer in own:
         placed = _place(body, buffer, room)
         if placed is not None:
             body, size = placed

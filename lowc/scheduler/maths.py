@@ -1,7 +1,8 @@
 """The table of expansions: each maths row of ``ops.OPS`` in f32 as primitive ops, with an error of at most the row's ``ulp``.
 
-The functions take and give names or expressions of dtype f32, hold for every f32 (NaN, infinities, both zeros, denormals), and have
-no branches: where two formulas are needed, both are evaluated and one is selected.
+The functions take and give names or expressions of dtype f32, hold for every f32 (NaN, infinities, both
+zeros, denormals), and have no branches: where two formulas are needed, both are evaluated and one is
+selected.
 """
 
 from collections.abc import Callable

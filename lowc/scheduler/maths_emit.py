@@ -1,9 +1,9 @@
 """``Emit``: what the expansions of ``maths_*.py`` build expressions with.
 
-Expansions see a target only through it: ``mad`` becomes one ``fma`` where the target has it, scaling by a power of two one
-``ldexp`` where the target has "scalef".  Values used more than once are named with ``let``, which appends to ``statements``;
-the caller puts these right before the statement that it rewrites.  Numbers given for an operand become constants of the dtype of
-the other operands.
+Expansions see a target only through it: ``mad`` becomes one ``fma`` where the target has it, scaling by a
+power of two one ``ldexp`` where the target has "scalef".  Values used more than once are named with
+``let``, which appends to ``statements``; the caller puts these right before the statement that it rewrites.
+Numbers given for an operand become constants of the dtype of the other operands.
 """
 
 from lowc.ir.nodes import Const, Expr, Let, Op, Var

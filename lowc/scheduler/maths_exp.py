@@ -1,8 +1,8 @@
 """exp, exp2, expm1 and sigmoid in f32.
 
-exp(x) = 2**n * exp(r) with n the integer nearest to x / ln 2 and r = x - n ln 2 in two steps: the first part of ln 2 has 15 bits, so that
-its product with the n that occur is exact, with fma or without (W. Cody and W. Waite, "Software Manual for the Elementary
-Functions", 1980).
+exp(x) = 2**n * exp(r) with n the integer nearest to x / ln 2 and r = x - n ln 2 in two steps: the first
+part of ln 2 has 15 bits, so that its product with the n that occur is exact, with fma or without (W. Cody
+and W. Waite, "Software Manual for the Elementary Functions", 1980).
 """
 
 from lowc.ir.nodes import Expr

@@ -1,9 +1,9 @@
 """sin, cos, tan and their inverses in f32.
 
-The argument of sin, cos and tan is reduced to r = x - n pi/2, |r| <= 0.81, and n mod 4.  Below 2**18 by pi/2 in three parts with fma, in
-two parts in f64 without (Cody and Waite); from there on by multiplying the mantissa with the 96 bits of 2/pi that matter for
-its exponent (M. Payne and R. Hanek, "Radian reduction for trigonometric functions", SIGNUM 18, 1983), which is right for every
-finite x.
+The argument of sin, cos and tan is reduced to r = x - n pi/2, |r| <= 0.81, and n mod 4.  Below 2**18 by
+pi/2 in three parts with fma, in two parts in f64 without (Cody and Waite); from there on by multiplying the
+mantissa with the 96 bits of 2/pi that matter for its exponent (M. Payne and R. Hanek, "Radian reduction for
+trigonometric functions", SIGNUM 18, 1983), which is right for every finite x.
 """
 
 from collections.abc import Callable
@@ -41,9 +41,7 @@ def _reduced_large(e: Emit, bits: Expr) -> tuple[Expr, Expr]:
     words = [e.let(e.select(by32, words[k + 1], words[k])) for k in range(4)]
     shift = e.let(e.bit_and(skip, 31))
     back = e.let(e.sub(e.of(32, shift), shift))
-    high, middle, low = (
-        e.let(e.bit_or(e.shl(words[k], shift), e.shr(words[k + 1], back))) for k in range(3)
-    )
+    high, middle, low = (e.let(e.bit_or(e.shl(words[k], shift), e.shr(words[k + 1], back))) for k in range(3))
     # the upper 64 of 96 bits of the product modulo 2**96: two bits of integer, then the fraction
     carried = e.let(e.mulhi(mantissa, low))
     under = e.let(e.add(e.mul(mantissa, middle), carried))
@@ -64,7 +62,9 @@ def _reduced(e: Emit, x: Expr, finish: Callable[[Emit, Expr, Expr], Expr]) -> Ex
     large = e.let(e.lt(e.sub(bits, LARGE), INFINITE - LARGE))
     if e.branches:
         slow = e.unnamed()
-        return e.rarely(large, finish(slow, *_reduced_large(slow, bits)), finish(e, e.let(small), e.let(small_n)))
+        return e.rarely(
+            large, finish(slow, *_reduced_large(slow, bits)), finish(e, e.let(small), e.let(small_n))
+        )
     far, far_n = _reduced_large(e, bits)
     return finish(e, e.let(e.select(large, far, small)), e.let(e.select(large, far_n, small_n)))
 

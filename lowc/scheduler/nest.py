@@ -178,6 +178,21 @@ def returned(module: Module) -> set[int]:
     return out
 
 
+def private(module: Module) -> dict[int, list[Buffer]]:
+    """By step number: the temps that this step alone touches and that the call does not return."""
+    shared = returned(module)
+    owner: dict[int, int] = {}
+    mine: dict[int, list[Buffer]] = {}
+    for number, step in enumerate(module.steps):
+        for buffer in (*step_reads(step), *step_writes(step)):
+            if id(buffer) not in owner:
+                owner[id(buffer)] = number
+                mine.setdefault(number, []).append(buffer)
+            elif owner[id(buffer)] != number:
+                shared.add(id(buffer))
+    return {number: [b for b in own if id(b) not in shared] for number, own in mine.items()}
+
+
 def prune(module: Module, steps: Sequence[Launch | Extern]) -> Module:
     """``module`` with ``steps``, and only the temps that they still touch or the call returns."""
     alive = returned(module)
@@ -185,7 +200,9 @@ def prune(module: Module, steps: Sequence[Launch | Extern]) -> Module:
         alive.update(id(b) for b in step_reads(step))
         alive.update(id(b) for b in step_writes(step))
     temps = tuple([t for t in module.temps if id(t) in alive])
-    return Module(module.level, module.symbols, module.inputs, temps, module.outputs, tuple(steps), module.placed, module.workspace)
+    return Module(
+        module.level, module.symbols, module.inputs, temps, module.outputs, tuple(steps), module.placed, module.workspace
+    )
 
 
 def touched(body: Sequence[Stmt]) -> list[Load | Store]:

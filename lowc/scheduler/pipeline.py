@@ -1,7 +1,7 @@
 """The pass table and the runner, which is the only caller of passes.
 
-To add a pass: write ``lowc/scheduler/NAME.py`` with ``run(module, target, options) -> module`` and add a row; add pairs to ``ORDER``
-for what it needs to come after or before, with the reason.
+To add a pass: write ``lowc/scheduler/NAME.py`` with ``run(module, target, options) -> module`` and add a row; add pairs to
+``ORDER`` for what it needs to come after or before, with the reason.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,20 @@ from lowc.ir.nodes import Module
 from lowc.ir.printer import print_module
 from lowc.ir.verify import verify_module
 from lowc.options import Options
-from lowc.scheduler import fold, forward, fuse, hoist, inline, legalise, linearise, localise, memory, schedule
+from lowc.scheduler import (
+    fold,
+    forward,
+    fuse,
+    hoist,
+    inline,
+    legalise,
+    linearise,
+    localise,
+    memory,
+    recompute,
+    schedule,
+    share,
+)
 from lowc.target import Target
 
 
@@ -34,7 +47,9 @@ PASSES: tuple[Pass, ...] = (
     Pass("inline", inline.run, "LOOPS", "LOOPS", False, "a map computed where it is used needs no memory"),
     Pass("fuse", fuse.run, "LOOPS", "LOOPS", False, "kernels over common loops read shared data once"),
     Pass("forward", forward.run, "LOOPS", "LOOPS", False, "fusing leaves loads of what was just stored, and stores nobody reads"),
+    Pass("recompute", recompute.run, "LOOPS", "LOOPS", False, "cheap or seldom-read values need no memory"),
     Pass("fold", fold.run, "LOOPS", "LOOPS", False, "fewer names to carry, and a program that reads well"),
+    Pass("share", share.run, "LOOPS", "LOOPS", False, "a costly value that two loops use is kept in cache"),
     Pass("localise", localise.run, "LOOPS", "LOOPS", False, "a row that one iteration makes and uses stays in cache"),
     Pass("linearise", linearise.run, "LOOPS", "SCHEDULED", True, "addresses as numbers: strides and collapsible loops can be seen"),
     Pass("schedule", schedule.run, "SCHEDULED", "SCHEDULED", False, "loops bound to cores and lanes, reductions in blocks"),
@@ -47,6 +62,9 @@ ORDER: tuple[tuple[str, str, str], ...] = (
     ("inline", "fuse", "fusing first would tie a map to one consumer's loops, though it could vanish"),
     ("fuse", "forward", "stores and loads meet in one iteration only once kernels are fused"),
     ("forward", "localise", "what is forwarded needs no scratch memory"),
+    ("forward", "recompute", "what is forwarded is no longer loaded, and need not be computed twice"),
+    ("recompute", "localise", "what is recomputed needs no scratch memory"),
+    ("fold", "share", "folded expressions can be compared"),
     ("forward", "fold", "forwarding names every stored value; most names are then used once"),
     ("localise", "linearise", "dimensions must still be visible to tell which belong to the outer loops"),
     ("linearise", "schedule", "strides decide the order and the lanes"),

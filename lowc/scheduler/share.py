@@ -1,0 +1,199 @@
+"""share: LOOPS → LOOPS.  What two loops of one block both compute at some cost is computed once and kept in a row of scratch.
+
+Before:  for k in K { s add= exp(x[i, k] - m) }              after:   alloc e: f32[K] @local
+         for j in K { out[i, j] = exp(x[i, j] - m) * r }              for k in K { v = exp(x[i, k] - m); e[k] = v; s add= v }
+                                                                      for j in K { out[i, j] = e[j] * r }
+
+Only expressions of unmasked loads from buffers that the kernel does not write, in loops without inner loops, of a static extent that fits into a quarter of
+a core's L2.
+"""
+
+from collections.abc import Sequence
+
+from lowc.ir.index import ONE, Axis, Index, Opaque, constant, ix, substitute
+from lowc.ir.nodes import (
+    Alloc,
+    Buffer,
+    Const,
+    Expr,
+    For,
+    FromIndex,
+    If,
+    Launch,
+    Let,
+    Load,
+    Module,
+    Op,
+    Stmt,
+    Store,
+    Var,
+)
+from lowc.ir.ops import CHECKS
+from lowc.ir.walk import children, exprs, free_atoms, make_kernel, map_exprs, names, parts, stores
+from lowc.options import Options
+from lowc.scheduler.nest import weight
+from lowc.target import Target
+
+COSTLY = 10  # weight from which a store and a load from cache cost less
+BOUND = Axis("·", ONE)  # stands for the axis of either loop in keys
+
+
+def run(module: Module, target: Target, options: Options) -> Module:
+    """``module`` with costly expressions shared between neighbouring loops."""
+    steps = []
+    for step in module.steps:
+        if isinstance(step, Launch):
+            kernel = step.kernel
+            sharer = _Sharer({id(s.buffer) for s in stores(kernel.body)}, names(kernel.body) | {p.name for p in kernel.params}, target.l2 // 4)
+            body = sharer.block(kernel.body, top=True)
+            if sharer.shared:
+                step = Launch(make_kernel(kernel.name, body, kernel.params), step.args, step.origin)
+        steps.append(step)
+    return Module(
+        module.level, module.symbols, module.inputs, module.temps, module.outputs, tuple(steps), module.placed, module.workspace
+    )
+
+
+class _Sharer:
+    """``room``: bytes of scratch left for this kernel."""
+
+    def __init__(self, written: set[int], taken: set[str], room: int) -> None:
+        self.written = written
+        self.taken = taken
+        self.room = room
+        self.shared = 0
+
+    def block(self, body: Sequence[Stmt], top: bool) -> tuple[Stmt, ...]:
+        out: list[Stmt] = []
+        for stmt in body:
+            if isinstance(stmt, For):
+                stmt = For(stmt.axis, self.block(stmt.body, False), stmt.kind)
+            elif isinstance(stmt, If):
+                stmt = If(stmt.cond, self.block(stmt.body, False))
+            out.append(stmt)
+        if top:
+            return tuple(out)  # a row of a loop at the top would be as large as the whole tensor
+        position = 0
+        while position < len(out):
+            stmt = out[position]
+            if isinstance(stmt, For) and self.leaf(stmt):
+                position += self.serve(out, position, stmt)
+            position += 1
+        return tuple(out)
+
+    def leaf(self, loop: For) -> bool:
+        return not any(isinstance(s, For | If | Alloc) for s in loop.body) and constant(loop.axis.extent) is not None
+
+    def serve(self, block: list[Stmt], position: int, loop: For) -> int:
+        """Shares what ``loop``, at ``position`` of ``block``, computes with later loops; the number of statements added before it."""
+        later = [
+            n
+            for n in range(position + 1, len(block))
+            if isinstance(block[n], For) and self.leaf(block[n]) and block[n].axis.extent == loop.axis.extent  # type: ignore[union-attr]
+        ]
+        if not later:
+            return 0
+        mine = self.costly(loop)
+        added = 0
+        for key, expr in mine.items():
+            using = [n for n in later if key in self.costly(block[n])]  # type: ignore[arg-type]
+            size = (constant(loop.axis.extent) or 0) * expr.dtype.bytes
+            if not using or size > self.room:
+                continue
+            self.room -= size
+            row = Buffer(self.fresh("row"), expr.dtype, (loop.axis.extent,), (ONE,), "local")
+            block[position + added] = self.keep(block[position + added], key, row)  # type: ignore[arg-type]
+            for n in using:
+                block[n + added] = self.take(block[n + added], key, row)  # type: ignore[arg-type]
+            block.insert(position + added, Alloc(row))
+            later = [n for n in later]
+            added += 1
+            self.shared += 1
+            break
+        return added
+
+    def costly(self, loop: For) -> dict[object, Expr]:
+        """The largest costly expressions of ``loop`` that can be shared, by key."""
+        inside = {s.var.name for s in loop.body if isinstance(s, Let)}
+        found: dict[object, Expr] = {}
+        for stmt in loop.body:
+            for expr in exprs(stmt):
+                self.search(expr, loop.axis, inside, found)
+        return found
+
+    def search(self, expr: Expr, axis: Axis, inside: set[str], found: dict[object, Expr]) -> None:
+        if isinstance(expr, Op) and expr.dtype.kind == "f" and weight(expr) >= COSTLY and self.sharable(expr, axis, inside):
+            found[_key(expr, axis)] = expr
+            return
+        for child in children(expr):
+            self.search(child, axis, inside, found)
+
+    def sharable(self, expr: Expr, axis: Axis, inside: set[str]) -> bool:
+        depends = False
+        for part in parts(expr):
+            if isinstance(part, Load) and (part.mask is not None or id(part.buffer) in self.written):
+                return False
+            if isinstance(part, Op) and part.name in CHECKS:
+                return False
+        for atom in free_atoms(expr):
+            depends = depends or atom == axis
+            if isinstance(atom, Opaque) and atom.name in inside:
+                return False
+        return depends
+
+    def keep(self, loop: For, key: object, row: Buffer) -> For:
+        """``loop`` with the expression named and stored."""
+        name = Var(self.fresh(f"{row.name}_v"), row.dtype)
+        inside = {s.var.name for s in loop.body if isinstance(s, Let)}
+        out: list[Stmt] = []
+        done = False
+        for stmt in loop.body:
+            found: dict[object, Expr] = {}
+            for expr in exprs(stmt):
+                self.search(expr, loop.axis, inside, found)
+            if key in found and not done:
+                out += [Let(name, found[key]), Store(row, (ix(loop.axis),), name)]
+                done = True
+            out.append(map_exprs(stmt, lambda e: _swap(e, key, loop.axis, name)))
+        return For(loop.axis, tuple(out), loop.kind)
+
+    def take(self, loop: For, key: object, row: Buffer) -> For:
+        load = Load(row, (ix(loop.axis),))
+        body = tuple([map_exprs(s, lambda e: _swap(e, key, loop.axis, load)) for s in loop.body])
+        return For(loop.axis, body, loop.kind)
+
+    def fresh(self, wanted: str) -> str:
+        name, number = wanted, 0
+        while name in self.taken:
+            number += 1
+            name = f"{wanted}{number}"
+        self.taken.add(name)
+        return name
+
+
+def _swap(expr: Expr, key: object, axis: Axis, new: Expr) -> Expr:
+    """``expr`` with each part of that key replaced by ``new``."""
+    if isinstance(expr, Op):
+        if expr.dtype == new.dtype and weight(expr) >= COSTLY and _key(expr, axis) == key:
+            return new
+        args = tuple([_swap(a, key, axis, new) for a in expr.args])
+        if any(a is not b for a, b in zip(args, expr.args, strict=True)):
+            return Op(expr.name, args, expr.dtype)
+    return expr
+
+
+def _key(expr: Expr, axis: Axis) -> object:
+    """Equal for expressions that are the same but for the axis of their loop."""
+    if isinstance(expr, Const):
+        return repr(expr.value), expr.dtype
+    if isinstance(expr, Var):
+        return expr.name
+    if isinstance(expr, FromIndex):
+        return _bound(expr.index, axis), expr.dtype
+    if isinstance(expr, Load):
+        return id(expr.buffer), tuple([_bound(i, axis) for i in expr.index])
+    return expr.name, expr.dtype, tuple([_key(a, axis) for a in expr.args])
+
+
+def _bound(index: Index, axis: Axis) -> Index:
+    return substitute(index, {axis: ix(BOUND)})
