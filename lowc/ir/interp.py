@@ -13,7 +13,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from lowc.ir.index import Index, Symbol, constant, evaluate
-from lowc.ir.interp_kernel import InterpError, poisoned, run_kernel, storage_size
+from lowc.ir.interp_expr import InterpError
+from lowc.ir.interp_kernel import poisoned, run_kernel, storage_size
 from lowc.ir.nodes import Arg, Buffer, Extern, Launch, Module, View
 from lowc.ir.numeric import Array, storage_dtype
 from lowc.ir.types import DType
@@ -134,14 +135,14 @@ def _storage(call: _Call, buffer: Buffer) -> Array:
     dtype = storage_dtype(buffer.dtype)
     placed = dict(call.module.placed)
     if buffer.name in placed:
-        if call.workspace is None:
-            call.workspace = poisoned(_ints(call, (call.module.workspace,))[0], np.dtype(np.uint8))
+        workspace = call.workspace
+        if workspace is None:
+            workspace = poisoned(_ints(call, (call.module.workspace,))[0], np.dtype(np.uint8))
+            call.workspace = workspace
         (offset,) = _ints(call, (placed[buffer.name],))
-        window = call.workspace[offset : offset + size * dtype.itemsize]
+        window = workspace[offset : offset + size * dtype.itemsize]
         if window.size != size * dtype.itemsize or offset < 0:
-            raise InterpError(
-                f"{buffer.name} at {offset} is outside the workspace of {call.workspace.size} bytes"
-            )
+            raise InterpError(f"{buffer.name} at {offset} is outside the workspace of {workspace.size} bytes")
         found = window.view(dtype)
     else:
         found = poisoned(size, dtype)

@@ -11,99 +11,40 @@ gives outer values to inner statements.  The result is that of serial order, flo
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from lowc.errors import LowcError
-from lowc.ir.index import (
-    Axis,
-    FloorDiv,
-    Index,
-    Max,
-    Min,
-    Mod,
-    Opaque,
-    Symbol,
+from lowc.ir.interp_expr import (
+    Context,
+    InterpError,
+    Memory,
+    State,
+    both,
+    compile_address,
+    compile_exprs,
+    compile_indices,
 )
-from lowc.ir.interp_lanes import at_once
-from lowc.ir.nodes import (
-    Acc,
-    Alloc,
-    Barrier,
-    Buffer,
-    Const,
-    Expr,
-    For,
-    FromIndex,
-    If,
-    Kernel,
-    Let,
-    Load,
-    Op,
-    Stmt,
-    Store,
-    Update,
-    Var,
-)
+from lowc.ir.interp_lanes import Lanes, at_once
+from lowc.ir.nodes import Acc, Alloc, Barrier, Buffer, For, If, Kernel, Let, Stmt, Store, Update
 from lowc.ir.numeric import (
     Array,
-    apply,
-    combine,
-    constant,
-    fit,
+    combiner,
     from_storage,
+    masked,
+    prefix,
     reduce_last,
     start,
     storage_dtype,
     to_storage,
-    value_dtype,
 )
-from lowc.ir.ops import CHECKS, OPS, REDUCERS
+from lowc.ir.ops import OPS, REDUCERS
 
 MAX_LANES = 1 << 21
 """Most iterations that run at once."""
 
-
-class InterpError(LowcError):
-    """The program does something that has no meaning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """``data``: one copy of the buffer's elements for each iteration of the loops (``lanes``) that its alloc was in."""
-
-    buffer: Buffer
-    data: Array
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    size: int
-    lanes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The iterations running at once (innermost loop first), and which of them are under a true condition."""
-
-    lanes: tuple[int, ...] = ()
-    active: Array | None = None
-
-
-@dataclass(slots=True)
-class Frame:
-    """``env``: values of axes, symbols, lets and accumulators by name."""
-
-    env: dict[str, Any]
-    memory: dict[str, Memory]
-    declared: dict[
-        str, tuple[str, int]
-    ]  # accumulator → its reducer, and the number of lanes axes around its Acc
-    parallel: set[int]  # ids of the loops that may run all at once
-    tapes: dict[int, "Tape"]
-    indices: dict[Index, Callable[[Mapping[str, Any]], Any]]
-    shuffle: random.Random | None
+Run = Callable[[State, Context], None]
 
 
 def run_kernel(
@@ -117,22 +58,19 @@ def run_kernel(
     With ``shuffle``, iterations of loops of any kind but serial run one by one in a random order, which exposes races.
     Raises IndexError and ZeroDivisionError for failed checks, InterpError for programs that mean nothing.
     """
-    env: dict[str, Any] = dict(sizes or {})
-    frame = Frame(env, {}, {}, set(), {}, {}, shuffle)
+    state = State(dict(sizes or {}), {})
     for symbol in kernel.sizes:
-        if symbol.name not in env:
+        if symbol.name not in state.env:
             raise InterpError(f"{kernel.name} needs the size {symbol.name}")
     for buffer in kernel.params:
         data = buffers[buffer.name]
         if data.ndim != 1 or data.dtype != storage_dtype(buffer.dtype):
             raise InterpError(f"{buffer.name}: {buffer.dtype} cannot be {data.dtype} of shape {data.shape}")
-        shape, strides = (
-            tuple(int(_index(frame, i)) for i in part) for part in (buffer.shape, buffer.strides)
-        )
-        frame.memory[buffer.name] = Memory(buffer, data, shape, strides, len(data))
-    frame.parallel = at_once(kernel.body)
+        shape, strides = _form(buffer, state)
+        state.memory[buffer.name] = Memory(buffer, data, shape, strides, len(data))
+    body = _Compiler(at_once(kernel.body), shuffle).block(kernel.body)
     with np.errstate(all="ignore"):
-        _block(frame, kernel.body, Context())
+        body(state, Context())
 
 
 def storage_size(shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -147,311 +85,211 @@ def poisoned(size: int, dtype: np.dtype[Any]) -> Array:
     return np.full(size, True if dtype.kind == "b" else 0x7FC1 & np.iinfo(dtype).max, dtype)
 
 
-# ---------------------------------------------------------------- indices
-
-
-def _index(frame: Frame, index: Index) -> Any:
-    """The value of an index: an int, or an int64 array over lanes."""
-    found = frame.indices.get(index)
-    if found is None:
-        source = f"lambda e: {_source(index)}"
-        found = eval(source, {"_div": _div, "_mod": _mod, "_min": np.minimum, "_max": np.maximum})  # noqa: S307
-        frame.indices[index] = found
-    try:
-        return found(frame.env)
-    except KeyError as error:
-        raise InterpError(f"{error} has no value in {index}") from None
-
-
-def _source(index: Index) -> str:
-    return " + ".join("*".join([str(c), *map(_source_of_atom, m)]) for m, c in index.terms) or "0"
-
-
-def _source_of_atom(atom: object) -> str:
-    if isinstance(atom, Axis | Symbol | Opaque):
-        return f"e[{atom.name!r}]"
-    if isinstance(atom, FloorDiv | Mod):
-        return f"{'_div' if isinstance(atom, FloorDiv) else '_mod'}({_source(atom.num)}, {_source(atom.den)})"
-    assert isinstance(atom, Min | Max)
-    return f"{'_min' if isinstance(atom, Min) else '_max'}({_source(atom.a)}, {_source(atom.b)})"
-
-
-def _div(a: Any, b: Any) -> Any:
-    return a // np.maximum(b, 1)
-
-
-def _mod(a: Any, b: Any) -> Any:
-    return a % np.maximum(b, 1)
-
-
-def _address(frame: Frame, memory: Memory, index: tuple[Index, ...], ok: Array | None) -> Any:
-    """Where in ``memory.data`` an access goes; 0 where ``ok`` is false."""
-    if len(index) != len(memory.shape):
-        raise InterpError(
-            f"{memory.buffer.name} of {len(memory.shape)} dimensions is accessed with {len(index)} indices"
-        )
-    where: Any = 0
-    for place, extent, stride in zip(index, memory.shape, memory.strides, strict=True):
-        value = _index(frame, place)
-        outside = (value < 0) | (value >= extent)
-        if ok is not None:
-            outside = outside & ok
-        if np.any(outside):
-            raise InterpError(
-                f"{memory.buffer.name}: index {place} = {_sample(value, outside)} is outside 0 .. {extent - 1}"
-            )
-        where = where + value * stride
-    outside = (where < 0) | (where >= memory.size)
-    if np.any(outside if ok is None else outside & ok):
-        raise InterpError(f"{memory.buffer.name}: address {where} in memory of {memory.size} elements")
-    if ok is not None:
-        where = np.where(ok, where, 0)
-    if memory.lanes:
-        where = where + np.arange(prod(memory.lanes)).reshape(memory.lanes) * memory.size
-    return where
-
-
-def _sample(value: Any, where: Any) -> int:
-    """One of the values at which ``where`` is true."""
-    value, where = np.broadcast_arrays(value, where)
-    return int(value[where][0])
-
-
-def _and(a: Array | None, b: Array | None) -> Array | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a & b
-
-
-# ---------------------------------------------------------------- expressions
-
-
-@dataclass(frozen=True, slots=True)
-class Tape:
-    """The distinct nodes of a statement's expressions in an order fit for evaluation, and where the roots stand."""
-
-    nodes: tuple[tuple[Expr, tuple[int, ...]], ...]
-    roots: tuple[int, ...]
-
-
-def _tape(roots: Sequence[Expr]) -> Tape:
-    place: dict[int, int] = {}
-    nodes: list[tuple[Expr, tuple[int, ...]]] = []
-    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
-    while stack:
-        expr, ready = stack.pop()
-        if id(expr) in place:
-            continue
-        parts = _parts(expr)
-        if ready or not parts:
-            place[id(expr)] = len(nodes)
-            nodes.append((expr, tuple(place[id(p)] for p in parts)))
-        else:
-            stack.append((expr, True))
-            stack.extend([(part, False) for part in reversed(parts)])
-    return Tape(tuple(nodes), tuple(place[id(root)] for root in roots))
-
-
-def _parts(expr: Expr) -> tuple[Expr, ...]:
-    if isinstance(expr, Op):
-        return expr.args
-    return (expr.mask,) if isinstance(expr, Load) and expr.mask is not None else ()
-
-
-def _evaluate(frame: Frame, stmt: Stmt, roots: Sequence[Expr], context: Context) -> list[Array]:
-    """The values of the expressions of ``stmt``."""
-    tape = frame.tapes.get(id(stmt))
-    if tape is None:
-        tape = frame.tapes[id(stmt)] = _tape(roots)
-    values: list[Array] = []
-    for expr, parts in tape.nodes:
-        if isinstance(expr, Op):
-            values.append(_op(expr, [values[p] for p in parts], context))
-        elif isinstance(expr, Load):
-            values.append(_load(frame, expr, values[parts[0]] if parts else None, context))
-        elif isinstance(expr, Var):
-            if expr.name not in frame.env:
-                raise InterpError(f"{expr.name} has no value")
-            values.append(frame.env[expr.name])
-        elif isinstance(expr, FromIndex):
-            values.append(_from_index(frame, expr))
-        else:
-            assert isinstance(expr, Const)
-            values.append(constant(expr.value, expr.dtype))
-    return [values[root] for root in tape.roots]
-
-
-def _from_index(frame: Frame, expr: FromIndex) -> Array:
-    value = _index(frame, expr.index)
-    return constant(value, expr.dtype) if isinstance(value, int) else fit(value, expr.dtype)
-
-
-def _op(expr: Op, args: list[Array], context: Context) -> Array:
-    row = OPS.get(expr.name)
-    if row is None or len(args) != row.arity:
-        raise InterpError(f"no op {expr.name} of {len(args)} arguments")
-    if expr.name in CHECKS:
-        _check(expr.name, args, context)
-    return apply(expr.name, args, [a.dtype for a in expr.args], expr.dtype)
-
-
-def _check(name: str, args: list[Array], context: Context) -> None:
-    """Raises what the call has to raise."""
-    value, mask = args[0], _and(args[-1], context.active)
-    if name == "check_nonzero":
-        if np.any((value == 0) & mask):
-            raise ZeroDivisionError("ZeroDivisionError")
-        return
-    bad = ((value < 0) | (value >= args[1])) & mask
-    if np.any(bad):
-        size = np.broadcast_to(args[1], np.shape(bad))
-        raise IndexError(
-            f"index {_sample(value, bad)} is out of bounds for dimension with size {_sample(size, bad)}"
-        )
-
-
-def _load(frame: Frame, expr: Load, mask: Array | None, context: Context) -> Array:
-    memory = _memory(frame, expr.buffer)
-    ok = _and(mask, context.active)
-    where = _address(frame, memory, expr.index, ok)
-    if not memory.size:  # only masked-off accesses get here
-        return np.zeros(np.shape(where), value_dtype(expr.dtype))
-    value = from_storage(memory.data[where], expr.dtype)
-    return value if mask is None else np.where(mask, value, np.zeros((), value.dtype))
-
-
-def _memory(frame: Frame, buffer: Buffer) -> Memory:
-    found = frame.memory.get(buffer.name)
-    if found is None:
-        raise InterpError(f"no memory {buffer.name}")
-    return found
-
-
-# ---------------------------------------------------------------- statements
-
-
-def _block(frame: Frame, body: Sequence[Stmt], context: Context) -> None:
-    for stmt in body:
-        if isinstance(stmt, For):
-            _for(frame, stmt, context)
-        elif isinstance(stmt, Let):
-            frame.env[stmt.var.name] = _evaluate(frame, stmt, (stmt.value,), context)[0]
-        elif isinstance(stmt, Store):
-            _store(frame, stmt, context)
-        elif isinstance(stmt, Update):
-            _update(frame, stmt, context)
-        elif isinstance(stmt, Acc):
-            initial = start(stmt.reducer, [v.dtype for v in stmt.vars], context.lanes)
-            for var, value in zip(stmt.vars, initial, strict=True):
-                frame.env[var.name] = value
-                frame.declared[var.name] = (stmt.reducer, len(context.lanes))
-        elif isinstance(stmt, If):
-            _if(frame, stmt, context)
-        elif isinstance(stmt, Alloc):
-            _alloc(frame, stmt, context)
-        else:
-            assert isinstance(stmt, Barrier)
-
-
-def _for(frame: Frame, stmt: For, context: Context) -> None:
-    extent = int(_index(frame, stmt.axis.extent))
-    if extent < 1:
-        return
-    name = stmt.axis.name
-    shuffled = frame.shuffle is not None and stmt.kind.name != "serial"
-    if (
-        id(stmt) in frame.parallel
-        and not shuffled
-        and prod(context.lanes) * _volume(frame, stmt) <= MAX_LANES
-    ):
-        frame.env[name] = np.arange(extent).reshape((extent,) + (1,) * len(context.lanes))
-        active = context.active
-        _block(frame, stmt.body, Context((extent, *context.lanes), active))
-        return
-    order: Iterable[int] = range(extent)
-    if shuffled and frame.shuffle is not None:
-        order = frame.shuffle.sample(order, extent)
-    for position in order:
-        frame.env[name] = position
-        _block(frame, stmt.body, context)
-
-
-def _volume(frame: Frame, stmt: For) -> int:
-    """How many iterations would run at once if ``stmt`` and what is in it did."""
-    try:
-        extent = max(0, int(_index(frame, stmt.axis.extent)))
-    except InterpError:  # depends on what is not there yet; serial loops around it make it known later
-        extent = 1
-    inner = [_volume(frame, s) for s in stmt.body if isinstance(s, For) and id(s) in frame.parallel]
-    return extent * max(inner, default=1)
-
-
-def _if(frame: Frame, stmt: If, context: Context) -> None:
-    cond = _evaluate(frame, stmt, (stmt.cond,), context)[0]
-    active = _and(cond, context.active)
-    if np.any(active):
-        _block(frame, stmt.body, Context(context.lanes, None if np.all(active) else active))
-
-
-def _alloc(frame: Frame, stmt: Alloc, context: Context) -> None:
-    buffer = stmt.buffer
-    shape, strides = (tuple(int(_index(frame, i)) for i in part) for part in (buffer.shape, buffer.strides))
-    size = storage_size(shape, strides)
-    count = size * prod(context.lanes)
-    if stmt.reducer:
-        data = to_storage(start(stmt.reducer, [buffer.dtype], (count,))[0], buffer.dtype)
-    else:
-        data = poisoned(count, storage_dtype(buffer.dtype))
-    frame.memory[buffer.name] = Memory(buffer, data, shape, strides, size, context.lanes)
+def _form(buffer: Buffer, state: State) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides as numbers."""
+    numbers = tuple(int(n) for n in compile_indices((*buffer.shape, *buffer.strides))(state))
+    return numbers[: len(buffer.shape)], numbers[len(buffer.shape) :]
 
 
 def _in_order(value: Array, lanes: tuple[int, ...]) -> Array:
     """One element for each iteration, in serial order."""
-    return np.broadcast_to(value, lanes).transpose().reshape(-1)
+    return _spread(value, lanes).transpose().reshape(-1)
 
 
-def _store(frame: Frame, stmt: Store, context: Context) -> None:
-    memory = _memory(frame, stmt.buffer)
-    roots = (stmt.value,) if stmt.mask is None else (stmt.value, stmt.mask)
-    value, *mask = _evaluate(frame, stmt, roots, context)
-    ok = _and(mask[0] if mask else None, context.active)
-    where = _address(frame, memory, stmt.index, ok)
-    dtype = stmt.buffer.dtype
-    places, values = _in_order(where, context.lanes), _in_order(value, context.lanes)
-    if ok is not None:
-        kept = _in_order(ok, context.lanes)
-        places, values = places[kept], values[kept]
-    if not stmt.reducer:
-        memory.data[places] = to_storage(values, dtype)
-    elif dtype.kind == "f" and dtype.bits < 32:  # rounds after each step
-        for place, item in zip(places, values, strict=True):
-            old = from_storage(memory.data[place], dtype)
-            memory.data[place] = to_storage(combine(stmt.reducer, [old], [item], [dtype])[0], dtype)
-    else:
-        OPS[REDUCERS[stmt.reducer].op].numpy.at(
-            memory.data, places, values.astype(memory.data.dtype, copy=False)
-        )
+def _spread(value: Any, lanes: tuple[int, ...]) -> Array:
+    """A value for each iteration."""
+    return np.broadcast_to(value, lanes)
 
 
-def _update(frame: Frame, stmt: Update, context: Context) -> None:
-    dtypes = [v.dtype for v in stmt.vars]
-    roots = stmt.values if stmt.mask is None else (*stmt.values, stmt.mask)
-    found = _evaluate(frame, stmt, roots, context)
-    values, mask = found[: len(dtypes)], found[len(dtypes) :]
-    ok = _and(mask[0] if mask else None, context.active)
-    if stmt.vars[0].name not in frame.declared:
-        raise InterpError(f"{stmt.vars[0].name} is no accumulator")
-    reducer, depth = frame.declared[stmt.vars[0].name]
-    if reducer != stmt.reducer:
-        raise InterpError(f"{stmt.vars[0].name} is an accumulator of {reducer}, not of {stmt.reducer}")
-    if ok is not None:
+class _Compiler:
+    """Turns statements into functions.  ``declared``: accumulator → reducer; ``depth``: how many lanes axes its Acc is under."""
+
+    def __init__(self, lanes: Lanes, shuffle: random.Random | None) -> None:
+        self.lanes = lanes
+        self.shuffle = shuffle
+        self.reducers: dict[str, str] = {}
+        self.depth: dict[str, int] = {}
+
+    def block(self, body: Sequence[Stmt]) -> Run:
+        runs = [self.statement(stmt) for stmt in body]
+
+        def block(state: State, context: Context) -> None:
+            for run in runs:
+                run(state, context)
+
+        return block
+
+    def statement(self, stmt: Stmt) -> Run:
+        if isinstance(stmt, For):
+            return self.loop(stmt)
+        if isinstance(stmt, Let):
+            return self.let(stmt)
+        if isinstance(stmt, Store):
+            return self.store(stmt)
+        if isinstance(stmt, Update):
+            return self.update(stmt)
+        if isinstance(stmt, Acc):
+            return self.acc(stmt)
+        if isinstance(stmt, If):
+            return self.condition(stmt)
+        if isinstance(stmt, Alloc):
+            return self.alloc(stmt)
+        assert isinstance(stmt, Barrier)
+        return lambda state, context: None
+
+    def loop(self, stmt: For) -> Run:
+        name = stmt.axis.name
+        extent_of = compile_indices((stmt.axis.extent,))
+        body = self.block(stmt.body)
+        shuffle = self.shuffle if stmt.kind.name != "serial" else None
+        at_once = shuffle is None and id(stmt) in self.lanes.parallel
+        volume = self.volume(stmt)
+        scans = self.lanes.scans.get(id(stmt), ())
+
+        def loop(state: State, context: Context) -> None:
+            extent = int(extent_of(state)[0])
+            if extent < 1:
+                return
+            if at_once and prod(context.lanes) * volume(state) <= MAX_LANES:
+                state.env[name] = np.arange(extent).reshape((extent,) + (1,) * len(context.lanes))
+                active = context.active
+                body(state, Context((extent, *context.lanes), active))
+                for scanned in scans:  # its prefixes end with the total
+                    state.env[scanned] = state.env[scanned][-1]
+                return
+            order: Iterable[int] = range(extent)
+            if shuffle is not None:
+                order = shuffle.sample(order, extent)
+            for position in order:
+                state.env[name] = position
+                body(state, context)
+
+        return loop
+
+    def volume(self, stmt: For) -> Callable[[State], int]:
+        """How many iterations would run at once if ``stmt`` and what is in it did."""
+        extent_of = compile_indices((stmt.axis.extent,))
+        inner = [self.volume(s) for s in stmt.body if isinstance(s, For) and id(s) in self.lanes.parallel]
+
+        def volume(state: State) -> int:
+            try:
+                extent = max(0, int(extent_of(state)[0]))
+            except (
+                InterpError
+            ):  # depends on what is not there yet; serial loops around it make it known later
+                extent = 1
+            return extent * max((f(state) for f in inner), default=1)
+
+        return volume
+
+    def let(self, stmt: Let) -> Run:
+        name, value = stmt.var.name, compile_exprs((stmt.value,))
+
+        def let(state: State, context: Context) -> None:
+            state.env[name] = value(state, context)[0]
+
+        return let
+
+    def condition(self, stmt: If) -> Run:
+        cond, body = compile_exprs((stmt.cond,)), self.block(stmt.body)
+
+        def condition(state: State, context: Context) -> None:
+            active = both(cond(state, context)[0], context.active)
+            if np.any(active):
+                body(state, Context(context.lanes, None if np.all(active) else active))
+
+        return condition
+
+    def alloc(self, stmt: Alloc) -> Run:
+        buffer, reducer = stmt.buffer, stmt.reducer
+
+        def alloc(state: State, context: Context) -> None:
+            shape, strides = _form(buffer, state)
+            size = storage_size(shape, strides)
+            count = size * prod(context.lanes)
+            if reducer:
+                data = np.full(count, to_storage(start(reducer, [buffer.dtype], ())[0], buffer.dtype))
+            else:
+                data = poisoned(count, storage_dtype(buffer.dtype))
+            state.memory[buffer.name] = Memory(buffer, data, shape, strides, size, context.lanes)
+
+        return alloc
+
+    def store(self, stmt: Store) -> Run:
+        buffer, dtype, reducer = stmt.buffer, stmt.buffer.dtype, stmt.reducer
+        address = compile_address(buffer, stmt.index)
+        roots = compile_exprs((stmt.value,) if stmt.mask is None else (stmt.value, stmt.mask))
+        narrow = dtype.kind == "f" and dtype.bits < 32
+        combine = combiner(reducer, [dtype]) if reducer else None
+
+        def one(memory: Memory, place: Any, value: Array) -> None:
+            if combine is not None:
+                value = combine([from_storage(memory.data[place], dtype)], [value])[0]
+            memory.data[place] = to_storage(value, dtype) if narrow else value
+
+        def store(state: State, context: Context) -> None:
+            memory = state.find(buffer)
+            value, *mask = roots(state, context)
+            ok = both(mask[0] if mask else None, context.active)
+            where = address(state, memory, ok)
+            if not context.lanes:
+                if ok is None or ok:
+                    one(memory, where, value)
+                return
+            places, values = _in_order(where, context.lanes), _in_order(value, context.lanes)
+            if ok is not None:
+                kept = _in_order(ok, context.lanes)
+                places, values = places[kept], values[kept]
+            if combine is None:
+                memory.data[places] = to_storage(values, dtype)
+            elif narrow:  # rounds after each step
+                for place, item in zip(places, values, strict=True):
+                    one(memory, place, item)
+            else:
+                combining: Any = OPS[REDUCERS[reducer].op].numpy
+                combining.at(memory.data, places, values)
+
+        return store
+
+    def acc(self, stmt: Acc) -> Run:
+        names, dtypes = [v.name for v in stmt.vars], [v.dtype for v in stmt.vars]
+        for name in names:
+            self.reducers[name] = stmt.reducer
+
+        def acc(state: State, context: Context) -> None:
+            for name, value in zip(names, start(stmt.reducer, dtypes, context.lanes), strict=True):
+                state.env[name] = value
+                self.depth[name] = len(context.lanes)
+
+        return acc
+
+    def update(self, stmt: Update) -> Run:
+        names, dtypes, reducer = [v.name for v in stmt.vars], [v.dtype for v in stmt.vars], stmt.reducer
+        if self.reducers.get(names[0]) != reducer:
+            raise InterpError(f"{names[0]} is no accumulator of {reducer}")
+        count = len(names)
+        roots = compile_exprs(stmt.values if stmt.mask is None else (*stmt.values, stmt.mask))
+        combine = combiner(reducer, dtypes)
         neutral = start(reducer, dtypes, ())
-        values = [np.where(ok, v, n) for v, n in zip(values, neutral, strict=True)]
-    new = len(context.lanes) - depth
-    if new:
-        kept = context.lanes[new:]
-        values = [np.moveaxis(np.broadcast_to(v, context.lanes), range(new), range(-new, 0)) for v in values]
-        values = reduce_last(reducer, [v.reshape((*kept, -1)) for v in values], dtypes)
-    old = [frame.env[v.name] for v in stmt.vars]
-    for var, value in zip(stmt.vars, combine(reducer, old, values, dtypes), strict=True):
-        frame.env[var.name] = value
+        scanned = id(stmt) in self.lanes.scanned
+
+        def update(state: State, context: Context) -> None:
+            found = roots(state, context)
+            values = found[:count]
+            ok = both(found[count] if len(found) > count else None, context.active)
+            if ok is not None:
+                values = [masked(v, ok, n) for v, n in zip(values, neutral, strict=True)]
+            new = len(context.lanes) - self.depth[names[0]]
+            old = [state.env[name] for name in names]
+            if new and scanned:
+                values = prefix(reducer, old, [_spread(v, context.lanes) for v in values], dtypes)
+            else:
+                if new:
+                    last = range(-new, 0)
+                    moved = [np.moveaxis(_spread(v, context.lanes), range(new), last) for v in values]
+                    values = reduce_last(reducer, [v.reshape((*v.shape[:-new], -1)) for v in moved], dtypes)
+                values = combine(old, values)
+            for name, value in zip(names, values, strict=True):
+                state.env[name] = value
+
+        return update

@@ -1,18 +1,34 @@
-"""Which loops of a kernel the interpreter may run for all iterations at once, statement by statement."""
+"""Which loops of a kernel the interpreter may run for all iterations at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowc.ir.index import Axis, Index, Opaque, atoms, ix, prove_nonneg, split
 from lowc.ir.nodes import Acc, Alloc, Expr, For, FromIndex, If, Let, Load, Stmt, Store, Update, Var
-from lowc.ir.walk import parts
+from lowc.ir.walk import parts, statements
 
 
-def at_once(body: Sequence[Stmt]) -> set[int]:
-    """The ``id`` of each loop in ``body`` whose iterations may run at once (see ``_lanes``)."""
-    parallel: set[int] = set()
-    _lanes(body, parallel)
-    return parallel
+@dataclass(slots=True)
+class Lanes:
+    """``parallel``: ids of the loops that may run at once; ``scans``: for each of them, the accumulators that are read while they
+    run; ``scanned``: ids of the updates of those, which then give prefixes.
+    """
+
+    parallel: set[int]
+    scans: dict[int, list[str]]
+    scanned: set[int]
+
+
+def at_once(body: Sequence[Stmt]) -> Lanes:
+    """The loops in ``body`` whose iterations may run at once, statement by statement.
+
+    That is so where extents inside do not vary with the iteration, accumulators that are read between updates (scans) have one
+    update and are read after it, and no two iterations touch an element that either writes, a single store that keeps serial
+    order excepted.
+    """
+    lanes = Lanes(set(), {}, set())
+    _visit(body, lanes)
+    return lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +50,19 @@ class Facts:
     read: set[str]
 
 
-def _lanes(body: Sequence[Stmt], parallel: set[int]) -> Facts:
-    """Adds to ``parallel`` the loops in ``body`` whose iterations may run at once, statement by statement.
-
-    That is so where extents inside do not vary with the iteration, no accumulator is read between its updates (a scan), and
-    no two iterations touch an element that either writes, a single store that keeps serial order excepted.
-    """
+def _visit(body: Sequence[Stmt], lanes: Lanes) -> Facts:
+    """Adds the loops in ``body`` to ``lanes``."""
     facts = Facts({}, set(), [], set(), set(), set())
     local: set[str] = set()
     for stmt in body:
         if isinstance(stmt, For | If):
-            inner = _lanes(stmt.body, parallel)
+            inner = _visit(stmt.body, lanes)
             serial = False
             if isinstance(stmt, For):
                 facts.extents.append(stmt.axis.extent)
-                serial = not _may_run_at_once(stmt.axis, inner)
+                serial = not _may_run_at_once(stmt, inner, lanes)
                 if not serial:
-                    parallel.add(id(stmt))
+                    lanes.parallel.add(id(stmt))
             for name, accesses in inner.accesses.items():
                 facts.accesses.setdefault(name, []).extend(
                     Access(a.index, a.store, a.serial or serial) for a in accesses
@@ -102,14 +114,43 @@ def _note(stmt: Stmt, facts: Facts) -> None:
     facts.read |= {a.name for i in indices for a in atoms(i) if isinstance(a, Opaque)}
 
 
-def _may_run_at_once(axis: Axis, body: Facts) -> bool:
+def _may_run_at_once(loop: For, body: Facts, lanes: Lanes) -> bool:
+    axis = loop.axis
     for extent in body.extents:
         for atom in atoms(extent):
             if atom == axis or (isinstance(atom, Opaque) and atom.name in body.bound):
                 return False
-    if (body.updated - body.declared) & body.read:
+    if not all(_apart(axis, accesses) for accesses in body.accesses.values()):
         return False
-    return all(_apart(axis, accesses) for accesses in body.accesses.values())
+    running = (body.updated - body.declared) & body.read
+    updates = [s for s in loop.body if isinstance(s, Update) and running & {v.name for v in s.vars}]
+    names = [v.name for u in updates for v in u.vars]
+    if len(set(names)) != len(names) or not running <= set(names):
+        return False
+    for update in updates:
+        if not _only_read_after(loop.body, update):
+            return False
+    if updates:
+        lanes.scans[id(loop)] = names
+        lanes.scanned.update(map(id, updates))
+    return True
+
+
+def _only_read_after(body: Sequence[Stmt], update: Update) -> bool:
+    """Whether the accumulators of ``update``, a statement of ``body``, are read and updated nowhere else before its end."""
+    names = {v.name for v in update.vars}
+    after = False
+    for stmt in body:
+        facts = Facts({}, set(), [], set(), set(), set())
+        for each in statements([stmt]):
+            _note(each, facts)
+        if not after and facts.read & names:
+            return False
+        if stmt is update:
+            after = True
+        elif facts.updated & names:
+            return False
+    return True
 
 
 def _apart(axis: Axis, accesses: list[Access]) -> bool:
@@ -122,7 +163,10 @@ def _apart(axis: Axis, accesses: list[Access]) -> bool:
 
 
 def _slices(axis: Axis, indices: list[Index]) -> bool:
-    """Whether each of ``indices`` is ``axis * c + r`` with ``0 <= r < c`` for one c: then iterations touch different elements."""
+    """Whether each of ``indices`` is ``axis * c + r`` for one c, and iterations touch different elements as ``r`` stays small.
+
+    Small is ``0 <= r < c``, or so modulo ``c * extent``.
+    """
     step = split(indices[0], axis)[0]
     for index in indices:
         coefficient, rest = split(index, axis)
@@ -130,6 +174,8 @@ def _slices(axis: Axis, indices: list[Index]) -> bool:
             return False
         if any(isinstance(a, Opaque) for a in atoms(rest)):
             return False
-        if not (prove_nonneg(rest) and prove_nonneg(step - 1 - rest)):
+        if prove_nonneg(rest) and prove_nonneg(step - 1 - rest):
+            continue
+        if not prove_nonneg(step - 1) or (index % (step * axis.extent)) // step != ix(axis):
             return False
-    return prove_nonneg(step - ix(1))
+    return prove_nonneg(step - 1)

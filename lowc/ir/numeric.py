@@ -6,12 +6,14 @@ is computed with: the same, except that f16 and bf16 are float32 arrays whose el
 Computation is under ``np.errstate(all="ignore")`` of the caller: nothing traps, integers wrap.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lowc.ir.ops import FIRST_INDEX, MATHS, OPS, REDUCERS, identity
-from lowc.ir.types import DType, bf16, bool_, f16
+from lowc.ir.types import DType, bool_
 
 Array = Any
 """A numpy array or scalar (numpy's stubs tell neither shapes nor dtypes apart usefully here)."""
@@ -44,52 +46,58 @@ def storage_dtype(dtype: DType) -> np.dtype[Any]:
 
 def value_dtype(dtype: DType) -> np.dtype[Any]:
     """The numpy type that values of ``dtype`` are computed with (f16 and bf16: float32)."""
-    return np.dtype(np.float32) if dtype in (f16, bf16) else storage_dtype(dtype)
+    return np.dtype(np.float32) if dtype.name in ("f16", "bf16") else storage_dtype(dtype)
 
 
 def to_storage(value: Array, dtype: DType) -> Array:
     """Values of ``dtype`` (anything numpy converts to them) as memory holds them."""
     fitted = fit(value, dtype)
-    if dtype == bf16:
+    if dtype.name == "bf16":
         return (fitted.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     return fitted.astype(storage_dtype(dtype), copy=False)
 
 
 def from_storage(stored: Array, dtype: DType) -> Array:
     """Inverse of ``to_storage``."""
-    if dtype == bf16:
-        return (np.asarray(stored).astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.asarray(stored).astype(value_dtype(dtype), copy=False)
+    if dtype.name == "bf16":
+        return (np.asarray(stored).astype(np.uint32) << np.uint32(16)).view(np.float32)[()]
+    return np.asarray(stored).astype(value_dtype(dtype), copy=False)[()]
 
 
 def fit(value: Array, dtype: DType) -> Array:
     """``value`` in the numpy type of values of ``dtype``, rounded to nearest even where that is narrower.
 
-    f64 and integers become f16 and bf16 by way of f32, as in ATen.
+    f64 and integers become f16 and bf16 by way of f32, as in ATen.  Single numbers come back as numpy scalars.
     """
     out = np.asarray(value).astype(value_dtype(dtype), copy=False)
-    if dtype == f16:
-        return out.astype(np.float16).astype(np.float32)
-    if dtype == bf16:
+    if dtype.name == "f16":
+        out = out.astype(np.float16).astype(np.float32)
+    elif dtype.name == "bf16":
         bits = out.view(np.uint32)
         even = (bits >> np.uint32(16)) & np.uint32(1)
         rounded = (bits + (np.uint32(0x7FFF) + even)) & np.uint32(0xFFFF0000)
-        return np.where(np.isnan(out), np.uint32(0x7FC00000), rounded).view(np.float32)
-    return out
+        out = np.where(np.isnan(out), np.uint32(0x7FC00000), rounded).view(np.float32)
+    return out[()]
+
+
+def masked(value: Array, mask: Array, otherwise: Array) -> Array:
+    """``value`` where ``mask`` is true."""
+    select: Callable[..., Array] = np.where
+    return select(mask, value, otherwise)[()]
 
 
 def constant(value: bool | int | float, dtype: DType) -> Array:
     """A constant as a value; integers wrap."""
     if dtype.kind in "iu":
         whole = int(value) & (2**dtype.bits - 1)
-        return np.asarray(whole, np.dtype(f"u{dtype.bits // 8}")).view(value_dtype(dtype))
+        return np.asarray(whole, np.dtype(f"u{dtype.bits // 8}")).view(value_dtype(dtype))[()]
     return fit(np.asarray(value), dtype)
 
 
 def convert(value: Array, source: DType, target: DType) -> Array:
     """cast: float → int truncates (out of range: whatever numpy gives on this machine), → bool is ``!= 0``."""
     if target == bool_:
-        return np.asarray(value != 0)
+        return value != 0
     if source.kind == "f" and target.kind in "iu":
         value = np.trunc(value)
         if target.bits < 64:  # through i64, as C compilers do on most targets
@@ -102,35 +110,55 @@ def reinterpret(value: Array, source: DType, target: DType) -> Array:
     return from_storage(np.asarray(to_storage(value, source)).view(storage_dtype(target)), target)
 
 
-def apply(name: str, args: list[Array], sources: list[DType], dtype: DType) -> Array:
-    """Row ``name`` of the op table on values.  Maths on f32 is computed in f64 and rounded (checks: only the safe value)."""
+def operation(name: str, sources: Sequence[DType], dtype: DType) -> Callable[..., Array]:
+    """Row ``name`` of the op table as a function of values.
+
+    Maths on f32 is computed in f64 and rounded.  Checks only make the value safe.
+    """
     if name == "cast":
-        return convert(args[0], sources[0], dtype)
+        source = sources[0]
+        return partial(convert, source=source, target=dtype)
     if name == "bitcast":
-        return reinterpret(args[0], sources[0], dtype)
-    if name in MATHS and args[0].dtype == np.float32:
-        wide = OPS[name].numpy(*[a.astype(np.float64) for a in args])
-        return fit(np.asarray(wide).astype(np.float32), dtype)
-    return fit(OPS[name].numpy(*args), dtype)
+        source = sources[0]
+        return partial(reinterpret, source=source, target=dtype)
+    function = OPS[name].numpy
+    carrier, narrow = value_dtype(dtype), dtype.name in ("f16", "bf16")
+    if name in MATHS and value_dtype(sources[0]) == np.float32:
+        return lambda *args: fit(
+            np.asarray(function(*[a.astype(np.float64) for a in args])).astype(np.float32), dtype
+        )
+
+    def run(*args: Array) -> Array:
+        out = function(*args)
+        if narrow or out.dtype is not carrier:
+            return fit(out, dtype)
+        return out if out.ndim else out[()]
+
+    return run
 
 
 # ---------------------------------------------------------------- reducers
 
 
-def start(reducer: str, dtypes: list[DType], shape: tuple[int, ...]) -> list[Array]:
+def start(reducer: str, dtypes: Sequence[DType], shape: tuple[int, ...]) -> list[Array]:
     """Accumulators of ``shape`` at the identity: one, or for argmax and argmin the value and the index."""
-    out = [np.full(shape, constant(identity(reducer, dtypes[0]), dtypes[0]))]
+    neutral = [constant(identity(reducer, dtypes[0]), dtypes[0])]
     if REDUCERS[reducer].arity == 2:
-        out.append(np.full(shape, constant(FIRST_INDEX, dtypes[1])))
-    return out
+        neutral.append(constant(FIRST_INDEX, dtypes[1]))
+    return [np.full(shape, n) for n in neutral] if shape else neutral
 
 
-def combine(reducer: str, left: list[Array], right: list[Array], dtypes: list[DType]) -> list[Array]:
-    """The combination of two (arrays of) accumulators."""
+def combiner(reducer: str, dtypes: Sequence[DType]) -> Callable[[list[Array], list[Array]], list[Array]]:
+    """The function that combines two (arrays of) accumulators."""
     if REDUCERS[reducer].arity == 1:
-        return [apply(REDUCERS[reducer].op, [left[0], right[0]], [dtypes[0]] * 2, dtypes[0])]
-    wins = _beats(reducer, right, left)
-    return [np.where(wins, r, x) for r, x in zip(right, left, strict=True)]
+        run = operation(REDUCERS[reducer].op, [dtypes[0]] * 2, dtypes[0])
+        return lambda left, right: [run(left[0], right[0])]
+
+    def pairs(left: list[Array], right: list[Array]) -> list[Array]:
+        wins = _beats(reducer, right, left)
+        return [masked(r, wins, x) for r, x in zip(right, left, strict=True)]
+
+    return pairs
 
 
 def _beats(reducer: str, a: list[Array], b: list[Array]) -> Array:
@@ -141,11 +169,21 @@ def _beats(reducer: str, a: list[Array], b: list[Array]) -> Array:
     return (a_nan & ~b_nan) | (better & ~b_nan) | (tie & (a[1] < b[1]))
 
 
-def reduce_last(reducer: str, values: list[Array], dtypes: list[DType]) -> list[Array]:
+def prefix(reducer: str, first: list[Array], values: list[Array], dtypes: Sequence[DType]) -> list[Array]:
+    """Inclusive prefixes of ``values`` along their first axis in serial order, ``first`` combined in before all."""
+    combine = combiner(reducer, dtypes)
+    rows: list[list[Array]] = []
+    for place in range(len(values[0])):
+        first = combine(first, [v[place] for v in values])
+        rows.append(first)
+    return [np.stack([row[n] for row in rows]) for n in range(len(values))]
+
+
+def reduce_last(reducer: str, values: list[Array], dtypes: Sequence[DType]) -> list[Array]:
     """Reduces the last axis of ``values``.  Sums and products of f32 and narrower are formed in f64 and rounded once."""
     if REDUCERS[reducer].arity == 1:
         dtype = dtypes[0]
-        ufunc = OPS[REDUCERS[reducer].op].numpy
+        ufunc: Any = OPS[REDUCERS[reducer].op].numpy
         wide = np.dtype(np.float64) if dtype.kind == "f" and reducer in ("add", "mul") else value_dtype(dtype)
         initial = constant(identity(reducer, dtype), dtype).astype(wide)[()]
         return [fit(ufunc.reduce(values[0].astype(wide, copy=False), axis=-1, initial=initial), dtype)]
@@ -153,6 +191,6 @@ def reduce_last(reducer: str, values: list[Array], dtypes: list[DType]) -> list[
     worst = constant(identity(reducer, dtypes[0]), dtypes[0])[()]
     nan = value != value
     best = (np.maximum if reducer == "argmax" else np.minimum).reduce(value, axis=-1, initial=worst)
-    chosen = np.where(np.any(nan, axis=-1)[..., None], nan, value == best[..., None])
+    chosen = masked(nan, np.any(nan, axis=-1)[..., None], value == best[..., None])
     last = constant(FIRST_INDEX, dtypes[1])[()]
-    return [best, np.min(np.where(chosen, index, last), axis=-1, initial=last)]
+    return [best, np.min(masked(index, chosen, last), axis=-1, initial=last)]

@@ -5,8 +5,8 @@ broadcasts, permutes, slices, flips, reshapes, cat and pad (masks and select), r
 gathers through ``check_index``, scatters (reducing stores), extern calls, and stores to inputs at its end.  Its checks never
 fail and its integers are never divided by zero.
 
-Floats: what hangs on the order of a float sum, or on the error of an expanded function, is *tainted* and is used only where a small difference stays small, so that
-results can be compared with a tolerance; everything else is to be compared bit by bit.
+Floats: what hangs on the order of a float sum, or on the error of an expanded function, is *tainted*: it is used only where a
+small difference stays small, and compared with a tolerance.  Everything else is to be compared bit by bit.
 """
 
 import random
@@ -18,7 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from lowc.ir.index import ONE, ZERO, Index, IndexLike, Opaque, Symbol, Axis, constant, evaluate, ix, prove_nonneg
+from lowc.ir.index import (
+    ONE,
+    ZERO,
+    Axis,
+    Index,
+    IndexLike,
+    Opaque,
+    Symbol,
+    constant,
+    evaluate,
+    ix,
+    prove_nonneg,
+)
 from lowc.ir.interp import Tensor, pack, run_module
 from lowc.ir.nodes import (
     Acc,
@@ -28,7 +40,6 @@ from lowc.ir.nodes import (
     Extern,
     For,
     FromIndex,
-    Kernel,
     Launch,
     Let,
     Load,
@@ -101,7 +112,11 @@ def random_array(rng: random.Random, dtype: DType, shape: Sequence[int]) -> Any:
     if dtype.kind in "iu":
         out = draw.integers(-20 if dtype.kind == "i" else 0, 20, tuple(shape))
         return out.astype(storage_dtype(dtype))
-    out = np.round(draw.normal(0, 2, tuple(shape)) * 4) / 4 if rng.random() < 0.5 else draw.normal(0, 2, tuple(shape))
+    out = (
+        np.round(draw.normal(0, 2, tuple(shape)) * 4) / 4
+        if rng.random() < 0.5
+        else draw.normal(0, 2, tuple(shape))
+    )
     if rng.random() < 0.2:
         special = draw.choice([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e30, 1e-40], tuple(shape))
         out = np.where(draw.random(tuple(shape)) < 0.1, special, out)
@@ -140,7 +155,9 @@ def dtypes(program: Program) -> list[DType | None]:
 def differences(program: Program, expected: Sequence[Any], found: Sequence[Any]) -> list[str]:
     """What differs between two results of ``run``: one line for each output or input that does."""
     out: list[str] = []
-    for number, (a, b, dtype, taint) in enumerate(zip(expected, found, dtypes(program), program.tainted, strict=True)):
+    for number, (a, b, dtype, taint) in enumerate(
+        zip(expected, found, dtypes(program), program.tainted, strict=True)
+    ):
         if dtype is None:
             if a != b:
                 out.append(f"result {number}: {b} instead of {a}")
@@ -151,7 +168,7 @@ def differences(program: Program, expected: Sequence[Any], found: Sequence[Any])
         elif taint:
             finite = np.abs(a[np.isfinite(a)])
             scale = float(finite.max(initial=0.0))
-            rtol = 1e-4 if dtype == f32 else 1e-9
+            rtol = 1e-4  # an f64 may come from an f32
             with np.errstate(all="ignore"):
                 good = np.isclose(b, a, rtol=rtol, atol=rtol * scale, equal_nan=True)
             if not good.all():
@@ -224,7 +241,9 @@ class Nest:
         self.blocks[-2].append(For(axis, tuple(self.blocks.pop())))
 
     @contextmanager
-    def loops(self, shape: Sequence[Index], letter: str = "i", order: Sequence[int] | None = None) -> Iterator[Coords]:
+    def loops(
+        self, shape: Sequence[Index], letter: str = "i", order: Sequence[int] | None = None
+    ) -> Iterator[Coords]:
         coords = [ZERO] * len(shape)
         with ExitStack() as stack:
             for dim in range(len(shape)) if order is None else order:
@@ -235,7 +254,9 @@ class Nest:
         self.params.setdefault(value.buffer.name, value.buffer)
         return Load(value.buffer, value.coords(coords), mask)
 
-    def store(self, value: Value, coords: Coords, item: Expr, mask: Expr | None = None, reducer: str = "") -> None:
+    def store(
+        self, value: Value, coords: Coords, item: Expr, mask: Expr | None = None, reducer: str = ""
+    ) -> None:
         self.params.setdefault(value.buffer.name, value.buffer)
         self.emit(Store(value.buffer, value.coords(coords), cast(item, value.dtype), mask, reducer))
 
@@ -258,7 +279,9 @@ class Nest:
 class Scalars:
     """Random expressions over ``clean`` and ``tainted`` leaves (functions that give an expression of a wanted dtype)."""
 
-    def __init__(self, rng: random.Random, leaves: Sequence[tuple[Expr, bool]], coords: Sequence[Index]) -> None:
+    def __init__(
+        self, rng: random.Random, leaves: Sequence[tuple[Expr, bool]], coords: Sequence[Index]
+    ) -> None:
         self.rng = rng
         self.leaves = list(leaves)
         self.coords = list(coords)
@@ -320,7 +343,11 @@ class Scalars:
             return op(name, self._bool(depth - 1), first, second)
         if "div" in name or "mod" in name:
             one = const(1, dtype)
-            second = op("or", second, one) if self.rng.random() < 0.5 else const(self.rng.choice([1, 2, 3, 7]), dtype)
+            second = (
+                op("or", second, one)
+                if self.rng.random() < 0.5
+                else const(self.rng.choice([1, 2, 3, 7]), dtype)
+            )
             if self.rng.random() < 0.3:
                 second = op("check_nonzero", second, const(True, bool_))
         return op(name, first, second)
@@ -370,7 +397,16 @@ class _Generator:
         for number in range(rng.randint(1, 3)):
             self._input(number)
         makers = [self._map] * 5 + [self._view] * 6 + [self._reduce] * 3
-        makers += [self._softmax, self._norm, self._scan, self._scan_best, self._arg_best, self._cat, self._pad, self._gather]
+        makers += [
+            self._softmax,
+            self._norm,
+            self._scan,
+            self._scan_best,
+            self._arg_best,
+            self._cat,
+            self._pad,
+            self._gather,
+        ]
         makers += [self._scatter, self._copy, self._extern]
         for _ in range(steps or rng.choice([1, 2, 3, 4, 6, 8, 12])):
             rng.choice(makers)()
@@ -543,7 +579,9 @@ class _Generator:
             yield place
 
     @contextmanager
-    def _inner(self, nest: Nest, base: Value, place: Sequence[Index], reduced: Sequence[int]) -> Iterator[Coords]:
+    def _inner(
+        self, nest: Nest, base: Value, place: Sequence[Index], reduced: Sequence[int]
+    ) -> Iterator[Coords]:
         full = list(place)
         with nest.loops([base.shape[d] for d in reduced], "k") as coords:
             for dim, coordinate in zip(reduced, coords, strict=True):
@@ -556,7 +594,11 @@ class _Generator:
         base = self._pick()
         assert base is not None
         kept, reduced = self._split_dims(base)
-        kinds = [r for r in ("add", "add", "max", "min", "and", "or", "mul") if base.dtype.kind in REDUCERS[r].kinds]
+        kinds = [
+            r
+            for r in ("add", "add", "max", "min", "and", "or", "mul")
+            if base.dtype.kind in REDUCERS[r].kinds
+        ]
         if base.dtype.kind == "b":
             kinds.append("add")
         reducer = rng.choice(kinds)
@@ -564,7 +606,9 @@ class _Generator:
         inexact = base.taint or (dtype.kind == "f" and reducer in ("add", "mul"))
         target = dtype if inexact else rng.choice([dtype, base.dtype])
         keepdim = rng.random() < 0.3
-        shape = tuple(ONE if d in reduced else base.shape[d] for d in range(len(base.shape)) if keepdim or d in kept)
+        shape = tuple(
+            ONE if d in reduced else base.shape[d] for d in range(len(base.shape)) if keepdim or d in kept
+        )
         with self._kernel("reduce") as nest, self._rows(nest, base, kept) as place:
             accs = nest.acc(reducer, dtype)
             with self._inner(nest, base, place, reduced) as full:
@@ -584,7 +628,11 @@ class _Generator:
                     total = total * base.shape[dim]
                 result = op("div", result, cast(FromIndex(total, i64), dtype))
             out = self._temp(target, shape, inexact)
-            nest.store(out, tuple(ZERO if d in reduced else place[d] for d in range(len(place)) if keepdim or d in kept), result)
+            nest.store(
+                out,
+                tuple(ZERO if d in reduced else place[d] for d in range(len(place)) if keepdim or d in kept),
+                result,
+            )
 
     def _softmax(self) -> None:
         """Three loops over rows: a maximum, a sum, and the result."""
@@ -742,7 +790,7 @@ class _Generator:
         dim = self.rng.randrange(len(base.shape))
         rank = len(index.shape)
         shape = (*base.shape[:dim], *index.shape, *base.shape[dim + 1 :])
-        if len(shape) > 4:
+        if len(shape) > 4 or size(shape) > 4 * self.limit:
             return
         with self._kernel("gather") as nest, nest.loops(shape) as coords:
             where, mask = self._position(nest, index, coords[dim : dim + rank], base.shape[dim])
@@ -763,7 +811,11 @@ class _Generator:
             nest.store(out, coords, nest.load(base, coords))
         shape = (*index.shape, *base.shape[1:])
         with self._kernel("scatter") as nest, nest.loops(shape) as coords:
-            leaves = [(nest.load(v, m(coords)), v.taint) for v, m in self._operands(shape, 2) if v.buffer != out.buffer]
+            leaves = [
+                (nest.load(v, m(coords)), v.taint)
+                for v, m in self._operands(shape, 2)
+                if v.buffer != out.buffer
+            ]
             item, tainted = Scalars(rng, leaves, coords).make(base.dtype, 1)
             where, mask = self._position(nest, index, coords[:1], base.shape[0])
             nest.store(out, (where, *coords[1:]), item, mask, reducer)
@@ -806,7 +858,9 @@ def random_view(rng: random.Random, base: Value) -> Value | None:
     shape, steps = base.shape, base.strides
     dim = rng.randrange(len(shape))
     size = shape[dim]
-    kind = rng.choice(["permute", "slice", "slice", "flip", "merge", "merge", "divide", "divide", "expand", "select"])
+    kind = rng.choice(
+        ["permute", "slice", "slice", "flip", "merge", "merge", "divide", "divide", "expand", "select"]
+    )
     if kind == "permute":
         order = list(range(len(shape)))
         rng.shuffle(order)
@@ -855,7 +909,11 @@ def random_view(rng: random.Random, base: Value) -> Value | None:
 
 
 def _remap(
-    base: Value, shape: Coords, mapping: Callable[[Coords], Coords], strides: Coords | None, offset: Index = ZERO
+    base: Value,
+    shape: Coords,
+    mapping: Callable[[Coords], Coords],
+    strides: Coords | None,
+    offset: Index = ZERO,
 ) -> Value:
     inner = base.coords
     return Value(base.buffer, shape, lambda c: inner(mapping(c)), strides, base.offset + offset, base.taint)

@@ -1,7 +1,7 @@
 """Every row of the pass table, and the whole pipeline, keeps the meaning of random programs.
 
-The interpreter runs a program before and after; a failure shows the seed (``python -m tests.property.shrink SEED PASS`` prints both
-forms of the smallest prefix that fails).  LOWC_SEEDS=N tries N programs instead of a few.
+The interpreter runs a program before and after; a failure shows the seed.  LOWC_SEEDS=N tries N programs instead of a few,
+LOWC_FIRST_SEED=M starts at another.
 """
 
 import os
@@ -16,19 +16,33 @@ from lowc.scheduler import pipeline
 from lowc.target import Target
 from tests.property.programs import Program, differences, random_module, run
 
+CHECK = os.environ.get("LOWC_NOCHECK") is None
 COUNT = int(os.environ.get("LOWC_SEEDS", "60"))
 FIRST = int(os.environ.get("LOWC_FIRST_SEED", "0"))
 TARGETS = {
     "avx512": Target(
-        "x86", "skylake-avx512", "", 512, 32, 1 << 15, 1 << 20, 1 << 25, 16, frozenset({"fma", "scalef", "masked", "gather", "f16c"})
+        "x86",
+        "skylake-avx512",
+        "",
+        512,
+        32,
+        1 << 15,
+        1 << 20,
+        1 << 25,
+        16,
+        frozenset({"fma", "scalef", "masked", "gather", "f16c"}),
+    ),  # fmt: skip
+    "avx2": Target(
+        "x86", "haswell", "", 256, 16, 1 << 15, 1 << 18, 1 << 23, 2, frozenset({"fma", "gather", "f16c"})
     ),
-    "avx2": Target("x86", "haswell", "", 256, 16, 1 << 15, 1 << 18, 1 << 23, 2, frozenset({"fma", "gather", "f16c"})),
     "sse2": Target("x86", "x86-64", "", 128, 16, 1 << 10, 1 << 12, 1 << 14, 64, frozenset()),
 }
 OPTIONAL = [row.name for row in pipeline.PASSES if not row.required]
 
 
-def stages(program: Program, target: Target, options: Options, off: frozenset[str]) -> list[tuple[str, Module]]:
+def stages(
+    program: Program, target: Target, options: Options, off: frozenset[str]
+) -> list[tuple[str, Module]]:
     """The program after each row."""
     module = program.module
     out: list[tuple[str, Module]] = []
@@ -45,7 +59,7 @@ def check(seed: int) -> str:
     rng = random.Random(seed)
     program = random_module(seed)
     target = TARGETS[rng.choice(sorted(TARGETS))]
-    options = Options(threads=rng.random() < 0.7, check=True)
+    options = Options(threads=rng.random() < 0.7, check=CHECK)
     off = frozenset(name for name in OPTIONAL if rng.random() < 0.15)
     inputs = [rng.randrange(1000) for _ in range(2)]
     expected = [run(program, program.module, each) for each in inputs]
