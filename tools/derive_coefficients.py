@@ -1,11 +1,13 @@
 """Derives the polynomial coefficients of ``lowc/scheduler/maths_*.py`` and prints them as Python source.
 
-Usage: ``python tools/derive_coefficients.py > lowc/scheduler/maths_tables.py``, or with names of sets.  Needs mpmath and numpy.
+Usage: ``python tools/derive_coefficients.py > lowc/scheduler/maths_tables.py``, or with names of sets.
+Needs mpmath and numpy.
 
-Method.  Each set approximates F by a sum of c_k * x**p_k so that the largest weighted error max |(sum - F) * W| over an interval is
-least: Remez exchange (E. Remez, 1934; as in J.-M. Muller, "Elementary Functions", 3rd ed., ch. 3) on a fine grid of Chebyshev points,
-F and W evaluated by mpmath to 50 digits.  Coefficients are then rounded to the working precision one by one, the one that matters
-most first, and the rest is fitted anew to what the rounding left over (a simple form of fpminimax: N. Brisebarre and S. Chevillard,
+Method.  Each set approximates F by a sum of c_k * x**p_k so that the largest weighted error max |(sum - F)
+* W| over an interval is least: Remez exchange (E. Remez, 1934; as in J.-M. Muller, "Elementary Functions",
+3rd ed., ch. 3) on a fine grid of Chebyshev points, F and W evaluated by mpmath to 50 digits.  Coefficients
+are then rounded to the working precision one by one, the one that matters most first, and the rest is
+fitted anew to what the rounding left over (a simple form of fpminimax: N. Brisebarre and S. Chevillard,
 "Efficient polynomial L-infinity approximations", ARITH 2007).
 """
 

@@ -98,10 +98,11 @@ class _Rewriter:
     accumulators (by id) of narrow floats that are f32 now, and whether their values need no rounding.
     """
 
-    __slots__ = ("arrays", "emit", "kernel", "legal", "loops", "vars", "wide")
+    __slots__ = ("arrays", "emit", "halves", "kernel", "legal", "loops", "vars", "wide")
 
     def __init__(self, emit: Emit, kernel: str) -> None:
         self.emit = emit
+        self.halves = "f16c" in emit.abilities
         self.kernel = kernel
         self.legal: dict[int, Expr] = {}
         self.wide: dict[int, Expr] = {}
@@ -247,13 +248,13 @@ class _Rewriter:
             mask = None if expr.mask is None else self.rewrite(expr.mask)
             return Load(self.arrays[id(expr.buffer)][0], expr.index, mask)
         narrow = self.rewrite(expr)
-        if narrow.dtype == f16 and "f16c" not in self.emit.abilities:
+        if narrow.dtype == f16 and not self.halves:
             return maths_narrow.half_to_single(self.emit, narrow)
         return Op("cast", (narrow,), f32)
 
     def _narrowed(self, value: Expr, dtype: DType) -> Expr:
         """The f32 ``value`` rounded to ``dtype``."""
-        if dtype == f16 and "f16c" not in self.emit.abilities:
+        if dtype == f16 and not self.halves:
             return maths_narrow.single_to_half(self.emit, value)
         return Op("cast", (value,), dtype)
 
@@ -268,11 +269,10 @@ class _Rewriter:
                 return value
             return self._narrowed(value, dtype) if _is_narrow(dtype) else Op("cast", (value,), dtype)
         value = self.rewrite(arg)
-        if _is_narrow(dtype):
-            if source != f32:
-                value = Op("cast", (value,), f32)  # as ATen does: f64 and integers by way of f32
-            if dtype == f16 or value is not arg:
-                return self._narrowed(value, dtype)
+        if _is_narrow(dtype) and source != f32:
+            value = Op("cast", (value,), f32)  # as ATen does: f64 and integers by way of f32
+        if dtype == f16 and not self.halves:
+            return self._narrowed(value, dtype)
         return expr if value is arg else Op("cast", (value,), dtype)
 
     def _replaced(self, name: str, args: tuple[Expr, ...], dtype: DType) -> Expr | None:

@@ -53,4 +53,3 @@ def fma(e: Emit, a: Expr, b: Expr, c: Expr) -> Expr:
     apart = e.bit_xor(bits, e.bits(rest))
     step = e.select(e.lt(apart, 0), e.of(-1, bits), 1)
     return e.cast(e.bitcast(e.add(bits, e.select(moves, step, 0)), f64), f32)
-

@@ -1,6 +1,7 @@
 """``legalise``: what it gives, that it means the same, and that it leaves alone what is legal."""
 
 import re
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,67 @@ def test_integers_and_f64_become_narrow_by_way_of_f32() -> None:
     assert body(text.format("f64")) == "out[i] = bf16(f32(a[i]))"
     assert body(text.format("f16")) == "out[i] = bf16(f32(a[i]))"
     assert body(text.format("f32")) == "out[i] = bf16(a[i])"
+
+
+def run_one(text: str, isa: str, *arrays: Any) -> Any:
+    """What the kernel of one loop over 64 elements makes of ``a`` and ``b`` (f32 or f16), legalised."""
+    kernel = legal(text, isa)
+    sizes = {b.name: len(array) for b, array in zip(kernel.params, arrays, strict=True)}
+    assert len(set(sizes.values())) == 1
+    run_kernel(kernel, dict(zip(sizes, arrays, strict=True)))
+    return arrays[-1]
+
+
+def test_f16_without_the_instructions() -> None:
+    bits = np.arange(65536, dtype=np.uint16)
+    text = "kernel k(a: f16[65536], out: f32[65536]) {\n for i in 65536 {\n out[i] = f32(a[i])\n }\n}"
+    assert not any(
+        o.name == "cast" and f16 in (o.dtype, o.args[0].dtype) for o in ops_of(legal(text, "sse2"))
+    )
+    got = run_one(text, "sse2", bits.view(np.float16), np.zeros(65536, np.float32))
+    want = bits.view(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(got, want)
+    assert (np.signbit(got) == np.signbit(want)).all()
+
+
+def test_rounding_to_f16_without_the_instructions() -> None:
+    halves = np.arange(0x7C01, dtype=np.uint16).view(np.float16).astype(np.float32)
+    halves[-1] = 65536.0
+    middles = (halves[1:].astype(np.float64) + halves[:-1]) / 2
+    near = [
+        middles,
+        np.nextafter(middles.astype(np.float32), np.float32(0)),
+        np.nextafter(middles.astype(np.float32), np.inf),
+    ]
+    values = np.concatenate([halves, *near, [np.nan, np.inf, 1e-30, 3e38, 131072.0]]).astype(np.float32)
+    values = np.concatenate([values, -values])
+    n = len(values)
+    text = f"kernel k(a: f32[{n}], out: f16[{n}]) {{\n for i in {n} {{\n out[i] = f16(a[i])\n }}\n}}"
+    got = run_one(text, "sse2", values, np.zeros(n, np.float16))
+    with np.errstate(over="ignore"):
+        want = values.astype(np.float16)
+    np.testing.assert_array_equal(got, want)
+    assert (np.signbit(got) == np.signbit(want))[~np.isnan(want)].all()
+
+
+def test_fma_without_the_instruction_rounds_once() -> None:
+    rng = np.random.default_rng(5)
+    a, b = ((rng.integers(1 << 23, 1 << 24, 4000) * 2.0**-23).astype(np.float32) for _ in range(2))
+    # sums just beside the middle of two f32, which rounding twice takes for the middle
+    product = a.astype(np.float64) * b
+    c = (-(product.astype(np.float32)) + np.float32(2.0**-24)).astype(np.float32)
+    c[::2] = (rng.standard_normal(2000) * 2.0 ** rng.integers(-60, 40, 2000)).astype(np.float32)
+    a[:4], b[:4], c[:4] = [np.inf, 0.0, np.nan, -1.0], [1.0, -1.0, 1.0, 3e38], [-np.inf, 0.0, 1.0, -3e38]
+    n = len(a)
+    buffers = ", ".join(f"{x}: f32[{n}]" for x in ("a", "b", "c", "out"))
+    text = f"kernel k({buffers}) {{\n for i in {n} {{\n out[i] = fma(a[i], b[i], c[i])\n }}\n}}"
+    got = run_one(text, "sse2", a, b, c, np.zeros(n, np.float32))
+    np.testing.assert_array_equal(got[:4], np.array([np.nan, 0.0, np.nan, -np.inf], np.float32))
+    for k in range(4, n):
+        exact = Fraction(float(a[k])) * Fraction(float(b[k])) + Fraction(float(c[k]))
+        ours = Fraction(float(got[k]))
+        for other in (np.nextafter(got[k], np.float32(np.inf)), np.nextafter(got[k], np.float32(-np.inf))):
+            assert abs(exact - ours) <= abs(exact - Fraction(float(other)))
 
 
 def test_mad() -> None:
