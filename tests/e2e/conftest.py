@@ -117,6 +117,12 @@ def _close(ours: Any, eager: Any, exact: Any) -> None:
             assert worst <= 4 * (b.double() - c)[finite].abs().max() + 8 * scale
 
 
+@pytest.fixture
+def compiler_auto() -> Lowc:
+    """lowc as users have it, but for falling back."""
+    return Lowc("auto")
+
+
 @pytest.fixture(params=["interp", "interp-machine", "auto"])
 def compiler(request: pytest.FixtureRequest) -> Iterator[Lowc]:
     """lowc with its loops interpreted as lowered, interpreted after all passes, and as machine code."""
