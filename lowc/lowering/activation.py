@@ -3,7 +3,6 @@
 Formulas are those of ATen's CPU kernels (``ATen/native/cpu/Activation.cpp``).
 """
 
-from collections.abc import Sequence
 from math import pi, sqrt
 
 from lowc.errors import NotLowered
@@ -214,11 +213,6 @@ def softplus_backward(
         )
 
     return _float(b, out, formula, grad_output, self)
-
-
-def log_sigmoid_forward(b: Builder, outs: Sequence[TensorMeta | None], self: Value) -> tuple[Value, ...]:
-    """min(x, 0) - log1p(exp(-|x|)); the second result is a buffer that is empty on GPUs and exp(-|x|) on CPUs."""
-    raise NotLowered("log_sigmoid_forward keeps a device-dependent buffer")
 
 
 def mish(b: Builder, out: TensorMeta, self: Value) -> Value:

@@ -57,7 +57,7 @@ class Nest:
 
 class Builder:
     """``temps`` and ``steps`` of the module so far.  ``stem`` and ``origin`` are of the node being lowered;
-    ``offsets`` holds the storage offsets of inputs."""
+    ``offsets`` holds the storage offsets of inputs, ``restrided`` the temps whose strides are not those that the graph says."""
 
     def __init__(self, taken: Sequence[str]) -> None:
         """``taken``: names that no temp may have."""
@@ -66,6 +66,7 @@ class Builder:
         self.stem = ""
         self.origin: tuple[str, ...] = ()
         self.offsets: dict[str, Index] = {}
+        self.restrided: set[str] = set()
         self._taken = set(taken)
         self._kernels: dict[str, int] = {}
         self._nest: Nest | None = None
@@ -115,6 +116,12 @@ class Builder:
         if out.dtype.kind not in "biuf":
             raise NotLowered(f"lowc does not compute in {out.dtype}")
         return self.temp(out.dtype, out.shape, out.strides, name)
+
+    def restride(self, out: TensorMeta, strides: Coords) -> Value:
+        """A new temp of the type of ``out`` with strides that eager has where the graph's (fake tensors) are wrong."""
+        target = self.temp(out.dtype, out.shape, strides)
+        self.restrided.add(target.buffer.name)
+        return target
 
     def view(self, value: Value) -> View:
         """``value`` as a window that ATen can take; one that is no strided window is copied first."""

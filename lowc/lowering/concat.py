@@ -8,7 +8,7 @@ from lowc.ir.index import ZERO, Index, ix, maximum, minimum, prove_nonneg
 from lowc.ir.nodes import Expr
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.scalars import both, cast, op, select
-from lowc.lowering.values import Coords, Value, loop_order
+from lowc.lowering.values import Coords, Value, channels_last, loop_order
 from lowc.lowering.views import Size, normalised, unsqueezed, wrap
 
 Lowering = Callable[..., Value]
@@ -136,7 +136,28 @@ def roll(
 
     if any(not prove_nonneg(self.shape[d] - 1) for d in by):
         raise NotLowered("roll of a dimension that may be empty")
+    if len(moved) == 1:
+        return filled_as(b, out, self, element)
     return b.map(out, element)
+
+
+def filled_as(b: Builder, out: TensorMeta, self: Value, element: Callable[[Coords], Expr]) -> Value:
+    """A map whose result is channels_last if ``self`` is, as eager has it (the graph says contiguous)."""
+    if len(out.shape) not in (4, 5) or self.strides != channels_last(self.shape):
+        return b.map(out, element)
+    target = b.restride(out, channels_last(out.shape))
+    b.fill(target, element)
+    return target
+
+
+def channel_shuffle(b: Builder, out: TensorMeta, self: Value, groups: int) -> Value:
+    """Channel c of the result is channel (c % groups) * (channels / groups) + c // groups."""
+    each = self.shape[1] // groups
+
+    def element(c: Coords) -> Expr:
+        return b.load(self, (c[0], c[1] % groups * each + c[1] // groups, *c[2:]))
+
+    return filled_as(b, out, self, element)
 
 
 def repeat(b: Builder, out: TensorMeta, self: Value, repeats: Sequence[Size]) -> Value:

@@ -9,7 +9,7 @@ from lowc.ir.nodes import Expr
 from lowc.ir.types import DType, f64, i64
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.scalars import cast, op
-from lowc.lowering.values import Coords, Value
+from lowc.lowering.values import Coords, Value, is_one
 
 Lowering = Callable[..., Value]
 
@@ -22,8 +22,24 @@ def full(b: Builder, out: TensorMeta, size: object, fill_value: Operand, **_: ob
     return filled(b, out, fill_value)
 
 
-def full_like(b: Builder, out: TensorMeta, self: Value, fill_value: Operand, **_: object) -> Value:
-    return filled(b, out, fill_value)
+def full_like(b: Builder, out: TensorMeta, self: Value, fill_value: Operand, **how: object) -> Value:
+    """In the strides of ``out``, but a dimension of size 1 keeps the stride of ``self`` as in eager."""
+    kept = "preserve" in str(how.get("memory_format") or "preserve")
+    if not kept or self.strides is None or not any(map(is_one, out.shape)):
+        return filled(b, out, fill_value)
+    mixed = tuple(a if is_one(n) else z for n, a, z in zip(out.shape, self.strides, out.strides, strict=True))
+    target = b.restride(out, mixed)
+    b.fill(target, lambda c: b.read(fill_value, c, out.dtype))
+    return target
+
+
+def constant_like(value: float) -> Lowering:
+    """zeros_like and ones_like; also empty_like, where zeros are as good as anything."""
+
+    def lower(b: Builder, out: TensorMeta, self: Value, **how: object) -> Value:
+        return full_like(b, out, self, value, **how)
+
+    return lower
 
 
 def new_full(

@@ -3,6 +3,7 @@
 An op that has no function, or whose function raises NotLowered, becomes a call of ATen with that reason.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import Any
@@ -28,11 +29,12 @@ def lower(graph: Graph, options: Options | None = None, forbid: frozenset[str] =
     """
     builder = Builder([i.name for i in graph.inputs] + [s.name for s in graph.symbols])
     env: Env = {}
+    devices = _devices(graph)
     inputs: list[Buffer | Symbol | None] = []
     for given in graph.inputs:
         inputs.append(_input(given.name, given.meta, builder, env))
     for node in graph.nodes:
-        env[node.name] = _node(builder, node, env, node.name in forbid)
+        env[node.name] = _node(builder, node, env, devices, node.name in forbid)
     outputs = tuple(_outside(builder, _resolve(o, env)) for o in graph.outputs)
     return Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
 
@@ -69,7 +71,9 @@ def _resolve(arg: GraphArg, env: Env) -> Any:
     return arg
 
 
-def _node(builder: Builder, node: Node, env: Env, forbidden: bool) -> tuple[Any, ...]:
+def _node(
+    builder: Builder, node: Node, env: Env, devices: dict[str, str], forbidden: bool
+) -> tuple[Any, ...]:
     """Emits ``node``; gives a Value or Index for each of its outputs."""
     if node.target in SIZES and all(isinstance(m, Index) for m in node.outputs):
         return node.outputs
@@ -84,7 +88,7 @@ def _node(builder: Builder, node: Node, env: Env, forbidden: bool) -> tuple[Any,
         return _extern(builder, node, args, kwargs, "no lowering for this op")
     mark = builder.mark()
     try:
-        _check_devices(node)
+        _check_devices(node, devices)
         return _call(function, builder, node, args, kwargs)
     except NotLowered as reason:
         builder.rewind(mark)
@@ -97,10 +101,33 @@ def _stem(target: str) -> str:
     return parts[1] if len(parts) > 2 else parts[-1]
 
 
-def _check_devices(node: Node) -> None:
-    devices = {m.device for m in node.outputs if isinstance(m, TensorMeta)}
-    if len(devices) > 1 or "meta" in devices:
-        raise NotLowered("results on several devices")
+def _check_devices(node: Node, devices: dict[str, str]) -> None:
+    """Raises NotLowered unless everything the node touches is on the graph's device."""
+    here = {m.device for m in node.outputs if isinstance(m, TensorMeta)}
+    here.update(
+        devices[r.name] for r in _refs((node.args, tuple(a for _, a in node.kwargs))) if r.name in devices
+    )
+    if here - {devices[""]}:
+        raise NotLowered("touches " + " and ".join(sorted(here)) + f" in a graph on {devices['']}")
+
+
+def _refs(arg: object) -> Iterable[Ref]:
+    if isinstance(arg, Ref):
+        yield arg
+    elif isinstance(arg, tuple):
+        for inner in arg:
+            yield from _refs(inner)
+
+
+def _devices(graph: Graph) -> dict[str, str]:
+    """Where each input and node is; under "": the device of most of them."""
+    named = {i.name: i.meta.device for i in graph.inputs if isinstance(i.meta, TensorMeta)}
+    for node in graph.nodes:
+        found = [m.device for m in node.outputs if isinstance(m, TensorMeta)]
+        named.update({node.name: found[0]} if found else {})
+    counts = Counter(named.values())
+    named[""] = max(counts, key=counts.__getitem__, default="cpu")
+    return named
 
 
 def _call(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index
-from lowc.ir.nodes import Expr
+from lowc.ir.nodes import Const, Expr, Op
 from lowc.ir.types import DType, bf16, bool_, compute_dtype, f16
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.promotion import common_dtype, float_dtype
@@ -83,7 +83,7 @@ def predicate(on_float: Formula, on_integer: bool) -> Lowering:
     """A bool op that is constant on integers."""
 
     def lower(b: Builder, out: TensorMeta, self: Value) -> Value:
-        if self.dtype.kind != "f":
+        if self.dtype.kind in "biu":
             return b.map(out, lambda c: const(on_integer, bool_))
         return elementwise(b, out, self.dtype, on_float, self)
 
@@ -295,13 +295,18 @@ def float_floordiv(b: Builder, x: Expr, y: Expr) -> Expr:
     return select(op("eq", y, zero), op("div", x, y), exact)
 
 
+def nonzero(y: Expr) -> Expr:
+    """A divisor that makes the call raise where it is 0."""
+    checked = y.args[0] if isinstance(y, Op) and y.name == "cast" else y
+    safe = isinstance(checked, Const) and checked.value != 0
+    return y if safe else op("check_nonzero", y, const(True, bool_))
+
+
 def _integer_division(b: Builder, out: TensorMeta, name: str, self: Operand, other: Operand) -> Value:
     dtype = common_dtype((self, other))
     if dtype.kind == "b":
         raise NotLowered("division of bool")
-    return elementwise(
-        b, out, dtype, lambda x, y: op(name, x, op("check_nonzero", y, const(True, bool_))), self, other
-    )
+    return elementwise(b, out, dtype, lambda x, y: op(name, x, nonzero(y)), self, other)
 
 
 def remainder(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:

@@ -88,6 +88,13 @@ def _inside(a: int, b: int, shape: Coords, strides: Coords) -> bool:
     return prove_nonneg(strides[b] - strides[a] - 1)
 
 
+def channels_last(shape: Coords) -> Coords:
+    """Strides of the memory formats channels_last and channels_last_3d: dimension 1 is innermost."""
+    order = [0, *range(2, len(shape)), 1]
+    inner = contiguous_strides(tuple(shape[d] for d in order))
+    return tuple(inner[order.index(d)] for d in range(len(shape)))
+
+
 def ravel(coords: Coords, shape: Coords) -> Index:
     """Row-major position of ``coords`` in ``shape``."""
     position = ZERO

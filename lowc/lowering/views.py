@@ -192,7 +192,9 @@ def view(b: Builder, out: TensorMeta, self: Value, size: tuple[Size, ...] = ()) 
     """A view of another shape: torch has checked that no copy is needed."""
     strides = None
     if self.strides is not None:
-        strides = reshape_strides(self.shape, self.strides, out.shape) or out.strides
+        strides = reshape_strides(self.shape, self.strides, out.shape)
+        if strides is None and self.buffer.name not in b.restrided:
+            strides = out.strides
     return remap(self, out.shape, reshape_coords(self.shape, out.shape), strides)
 
 

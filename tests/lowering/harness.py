@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from lowc.frontend.dtypes import TORCH_DTYPES
 from lowc.frontend.importer import import_graph
 from lowc.ir.graph import Graph
-from lowc.ir.index import Index, evaluate
+from lowc.ir.index import Index, Symbol, evaluate
 from lowc.ir.interp import run_kernel
 from lowc.ir.nodes import Buffer, Extern, Launch, Module, View
 from lowc.ir.types import DType
@@ -85,25 +85,27 @@ def run(module: Module, args: list[Any]) -> list[Any]:
             memory[given.name] = flat(value)
         elif given is not None:
             env[given.name] = int(value)
-    for temp in module.temps:
-        span = 1 + sum(
-            (evaluate(n, env) - 1) * evaluate(s, env) for n, s in zip(temp.shape, temp.strides, strict=True)
-        )
-        empty = any(evaluate(n, env) == 0 for n in temp.shape)
-        fresh = torch.empty(0 if empty else span, dtype=TORCH_OF[temp.dtype])
-        memory[temp.name] = fresh.fill_(
-            float("nan") if fresh.is_floating_point() or fresh.is_complex() else 77
-        )
     for step in module.steps:
         if isinstance(step, Launch):
             arrays = {}
             for param, arg in zip(step.kernel.params, step.args, strict=True):
-                held = memory[arg.name]
+                held = memory[arg.name] if arg.name in memory else poisoned(arg, env)
+                memory[arg.name] = held
                 arrays[param.name] = held.view(_BITS.get(held.dtype, held.dtype)).numpy()
             run_kernel(step.kernel, arrays, {s.name: env[s.name] for s in step.kernel.sizes})
         else:
             call(step, memory, env)
     return [window(out, memory, env) for out in module.outputs]
+
+
+def poisoned(temp: Buffer, env: dict[str, int]) -> torch.Tensor:
+    """Memory for ``temp`` that shows where nothing was written."""
+    span = 1 + sum(
+        (evaluate(n, env) - 1) * evaluate(s, env) for n, s in zip(temp.shape, temp.strides, strict=True)
+    )
+    empty = any(evaluate(n, env) == 0 for n in temp.shape)
+    fresh = torch.empty(0 if empty else span, dtype=TORCH_OF[temp.dtype])
+    return fresh.fill_(float("nan") if fresh.is_floating_point() or fresh.is_complex() else 77)
 
 
 def bind(indices: tuple[Index, ...], numbers: Any, env: dict[str, int]) -> None:
@@ -124,7 +126,7 @@ def flat(value: torch.Tensor) -> torch.Tensor:
 def window(arg: Any, memory: dict[str, torch.Tensor], env: dict[str, int]) -> Any:
     """What an argument or output of a module is as a torch object."""
     if isinstance(arg, View):
-        held = memory[arg.buffer.name]
+        held = memory[arg.buffer.name] if arg.buffer.name in memory else poisoned(arg.buffer, env)
         size = TORCH_OF[arg.dtype].itemsize
         start = held.storage_offset() * held.element_size() // size + evaluate(arg.offset, env)
         shape, strides = (tuple(evaluate(n, env) for n in x) for x in (arg.shape, arg.strides))
@@ -147,14 +149,20 @@ def call(step: Extern, memory: dict[str, torch.Tensor], env: dict[str, int]) -> 
     found = op(
         *(window(a, memory, env) for a in step.args), **{k: window(v, memory, env) for k, v in step.kwargs}
     )
+    if not step.results:
+        return
     for buffer, value in zip(
         step.results, found if isinstance(found, tuple | list) else (found,), strict=True
     ):
         if isinstance(buffer, Buffer):
+            bind(buffer.shape, value.shape, env)
             strides = tuple(evaluate(s, env) for s in buffer.strides)
             agree = all(a == b for a, b, n in zip(strides, value.stride(), value.shape, strict=True) if n > 1)
-            assert value.numel() == 0 or agree, (step.target, strides, value.stride())
+            if not agree:
+                value = torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
             memory[buffer.name] = flat(value)
+        elif isinstance(buffer, Symbol):
+            env[buffer.name] = int(value)
 
 
 # ---------------------------------------------------------------- comparing
