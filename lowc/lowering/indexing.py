@@ -3,20 +3,21 @@
 Every such coordinate passes through ``Builder.checked``: the call raises IndexError where one is out of range.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import ZERO, Index
+from lowc.ir.index import ONE, ZERO, Index
 from lowc.ir.nodes import Expr
 from lowc.ir.types import i64
 from lowc.lowering.builder import Builder
-from lowc.lowering.scalars import cast, like, op, select
+from lowc.lowering.scalars import both, cast, like, op, select
 from lowc.lowering.values import Coords, Value, is_one
 from lowc.lowering.views import wrap
 
 
-def _integers(index: Value) -> None:
+def integers(index: Value) -> None:
     if index.dtype.kind != "i":
         raise NotLowered(f"an index of dtype {index.dtype}")
 
@@ -24,7 +25,7 @@ def _integers(index: Value) -> None:
 def gather(
     b: Builder, out: TensorMeta, self: Value, dim: int, index: Value, *, sparse_grad: bool = False
 ) -> Value:
-    _integers(index)
+    integers(index)
     if not self.shape or not index.shape:
         raise NotLowered("gather of a 0-dim tensor")
     dim = wrap(dim, len(self.shape))
@@ -37,7 +38,7 @@ def gather(
 
 
 def index_select(b: Builder, out: TensorMeta, self: Value, dim: int, index: Value) -> Value:
-    _integers(index)
+    integers(index)
     if not self.shape:
         raise NotLowered("index_select of a 0-dim tensor")
     dim = wrap(dim, len(self.shape))
@@ -58,7 +59,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Value:
-    _integers(indices)
+    integers(indices)
     rank = len(indices.shape)
 
     def element(c: Coords) -> Expr:
@@ -76,36 +77,64 @@ def wrapped(b: Builder, index: Value, coords: Coords, extent: Index) -> Expr:
     return select(op("lt", position, like(0, position)), op("add", position, b.index(extent)), position)
 
 
-def index(b: Builder, out: TensorMeta, self: Value, indices: Sequence[Value | None]) -> Value:
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What advanced indexing selects: a tensor of ``shape``; ``place(b, c)`` is where element ``c`` lies, and a mask."""
+
+    shape: Coords
+    place: Callable[[Builder, Coords], tuple[Coords, Expr | None]]
+
+
+def selection(self: Value, indices: Sequence[Value | None]) -> Selection:
     """Advanced indexing: the index tensors broadcast together.
 
     Their dimensions stand where the first of them stands, or in front if a None separates them.
     """
-    for tensor in indices:
-        if tensor is not None:
-            if tensor.dtype.kind in "bu":
-                raise NotLowered("a mask as an index: the size of the result depends on data")
-            _integers(tensor)
-    chosen = [d for d, tensor in enumerate(indices) if tensor is not None]
-    if not chosen:
+    tensors = [t for t in indices if t is not None]
+    for tensor in tensors:
+        if tensor.dtype.kind in "bu":
+            raise NotLowered("a mask as an index: the size of the result depends on data")
+        integers(tensor)
+    if not tensors:
         raise NotLowered("no index")
-    rank = max(len(t.shape) for t in indices if t is not None)
-    adjacent = chosen[-1] - chosen[0] + 1 == len(chosen)
-    front = chosen[0] if adjacent else 0
+    chosen = [d for d, tensor in enumerate(indices) if tensor is not None]
+    broadcast = common_shape([t.shape for t in tensors])
+    rank = len(broadcast)
+    front = chosen[0] if chosen[-1] - chosen[0] + 1 == len(chosen) else 0
+    rest = [n for d, n in enumerate(self.shape) if d >= len(indices) or indices[d] is None]
 
-    def element(c: Coords) -> Expr:
+    def place(b: Builder, c: Coords) -> tuple[Coords, Expr | None]:
         shared = c[front : front + rank]
-        rest = iter((*c[:front], *c[front + rank :]))
-        place: list[Index] = []
+        others = iter((*c[:front], *c[front + rank :]))
+        coords: list[Index] = []
         mask: Expr | None = None
         for dim, extent in enumerate(self.shape):
             tensor = indices[dim] if dim < len(indices) else None
             if tensor is None:
-                place.append(next(rest))
+                coords.append(next(others))
                 continue
             where, guard = b.checked(wrapped(b, tensor, shared, extent), extent)
-            mask = guard if mask is None else mask if guard is None else op("and", mask, guard)
-            place.append(where)
-        return b.load(self, tuple(place), mask)
+            mask = both(mask, guard)
+            coords.append(where)
+        return tuple(coords), mask
+
+    return Selection((*rest[:front], *broadcast, *rest[front:]), place)
+
+
+def common_shape(shapes: Sequence[Coords]) -> Coords:
+    """The shape that ``shapes`` broadcast to."""
+    out = [ONE] * max(map(len, shapes))
+    for shape in shapes:
+        for dim, extent in enumerate(shape, len(out) - len(shape)):
+            out[dim] = extent if is_one(out[dim]) else out[dim]
+    return tuple(out)
+
+
+def index(b: Builder, out: TensorMeta, self: Value, indices: Sequence[Value | None]) -> Value:
+    chosen = selection(self, indices)
+
+    def element(c: Coords) -> Expr:
+        place, mask = chosen.place(b, c)
+        return b.load(self, place, mask)
 
     return b.map(out, element)

@@ -425,6 +425,13 @@ def addcmul(
     return elementwise(b, out, dtype, formula, self, tensor1, tensor2)
 
 
+def fused(b: Builder, out: TensorMeta, self: Value, tensor1: Value, tensor2: Value) -> Value:
+    """prims.fma: ``self * tensor1 + tensor2`` with one rounding."""
+    if out.dtype.kind != "f":
+        raise NotLowered("fma of integers")
+    return elementwise(b, out, out.dtype, lambda x, y, z: op("fma", x, y, z), self, tensor1, tensor2)
+
+
 def addcdiv(
     b: Builder, out: TensorMeta, self: Value, tensor1: Value, tensor2: Value, *, value: Operand = 1
 ) -> Value:

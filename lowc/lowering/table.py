@@ -6,7 +6,19 @@ Ops that are not here, and ops whose function raises NotLowered, are called in A
 from collections.abc import Callable
 from typing import Any
 
-from lowc.lowering import activation, concat, convert, creation, indexing, power, reduce, views
+from lowc.lowering import (
+    activation,
+    asserts,
+    concat,
+    convert,
+    creation,
+    indexing,
+    pool,
+    power,
+    reduce,
+    scatter,
+    views,
+)
 from lowc.lowering import pointwise as p
 from lowc.lowering.scalars import is_nan, like, op
 
@@ -134,6 +146,7 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "aten.clamp_max.Tensor": p.clamp_max,
     "aten.addcmul.default": p.addcmul,
     "aten.addcdiv.default": p.addcdiv,
+    "prims.fma.default": p.fused,
     "aten.lerp.Tensor": p.lerp,
     "aten.lerp.Scalar": p.lerp,
     "aten.pow.Tensor_Tensor": power.pow_,
@@ -301,9 +314,32 @@ INDEXING: dict[str, Callable[..., Any]] = {
     "aten.embedding.default": indexing.embedding,
     "aten.index.Tensor": indexing.index,
     "aten._unsafe_index.Tensor": indexing.index,
+    "aten.embedding_dense_backward.default": scatter.embedding_dense_backward,
+    "aten.index_add.default": scatter.index_add,
+    "aten.scatter_add.default": scatter.scatter_add,
+    "aten.scatter_reduce.two": scatter.scatter_reduce,
+    "aten.index_put.default": scatter.index_put,
+    "aten._unsafe_index_put.default": scatter.index_put,
+    "aten.avg_pool2d.default": pool.avg_pool2d,
+    "aten.avg_pool2d_backward.default": pool.avg_pool2d_backward,
 }
 
-TABLE: dict[str, Callable[..., Any]] = {**POINTWISE, **ACTIVATION, **COPIES, **VIEWS, **REDUCTION, **INDEXING}
+ASSERTS: dict[str, Callable[..., Any]] = {
+    "aten._assert_scalar.default": asserts.assert_scalar,
+    "aten._assert_tensor_metadata.default": asserts.nothing,
+    "aten.sym_constrain_range.default": asserts.nothing,
+    "aten.sym_constrain_range_for_size.default": asserts.nothing,
+}
+
+TABLE: dict[str, Callable[..., Any]] = {
+    **POINTWISE,
+    **ACTIVATION,
+    **COPIES,
+    **VIEWS,
+    **REDUCTION,
+    **INDEXING,
+    **ASSERTS,
+}
 
 # Ops whose results are sizes: the graph already says what they are.
 SIZES = frozenset(

@@ -1,0 +1,106 @@
+"""Sums into indexed places and pooling windows against eager."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lowc.lowering import lower
+from tests.lowering.harness import check, data, run, trace
+
+aten = torch.ops.aten
+F = torch.float32
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.int16)
+
+
+def test_embedding_gradient() -> None:
+    i = torch.tensor([[0, 3, 3], [5, 1, 3]])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        g = data((2, 3, 4), dtype, special=False)
+        check(lambda g, i: aten.embedding_dense_backward.default(g, i, 6, -1, False), g, i)
+        check(lambda g, i: aten.embedding_dense_backward.default(g, i, 6, 3, False), g, i)
+    check(lambda g, i: aten.embedding_dense_backward.default(g, i, 4, -1, False), data((2, 3, 4), F, special=False), i)
+    check(
+        lambda g, i: aten.embedding_dense_backward.default(g, i, 6, -1, True),
+        data((2, 3, 4), F),
+        i,
+        extern=("aten.embedding_dense_backward.default",),
+    )
+
+
+def test_index_add() -> None:
+    i = torch.tensor([2, 0, 2])
+    for dtype in DTYPES:
+        x, s = data((4, 5), dtype, special=False), data((3, 5), dtype, 1, special=False)
+        check(lambda x, i, s: aten.index_add.default(x, 0, i, s), x, i, s)
+        check(lambda x, i, s: aten.index_add.default(x, -1, i.to(torch.int32), s.t()), x[:, :].new_zeros(5, 4), i, s)
+        check(lambda x, i, s: aten.index_add.default(x, 0, i, s, alpha=2), x, i, s)
+
+
+def test_scatter_add_and_reduce() -> None:
+    i = torch.tensor([[2, 0, 2], [1, 1, 0]])
+    for dtype in DTYPES:
+        x, s = data((4, 5), dtype, special=False), data((2, 4), dtype, 1, special=False)
+        check(lambda x, i, s: aten.scatter_add.default(x, 0, i, s), x, i, s)
+        check(lambda x, i, s: aten.scatter_add.default(x, 1, i, s), x, i, s)
+        for how in ("sum", "prod", "amax", "amin"):
+            check(lambda x, i, s: aten.scatter_reduce.two(x, 1, i, s, how), x, i, s, ulps=2)  # noqa: B023
+    name = "aten.scatter_reduce.two"
+    check(lambda x, i, s: aten.scatter_reduce.two(x, 1, i, s, "mean"), data((4, 5), F), i, data((2, 4), F), extern=(name,))
+
+
+PUTS: dict[str, Any] = {
+    "one": lambda x, i, j, v: aten.index_put.default(x, [i], v[..., None, None], True),
+    "two": lambda x, i, j, v: aten.index_put.default(x, [i, j], v[..., None], True),
+    "apart": lambda x, i, j, v: aten.index_put.default(x, [i, None, i], v[..., None], True),
+    "middle": lambda x, i, j, v: aten._unsafe_index_put.default(x, [None, j], v[0, 0], True),
+}
+
+
+@pytest.mark.parametrize("name", PUTS)
+def test_index_put(name: str) -> None:
+    i, j = torch.tensor([[0, -1], [2, -1]]), torch.tensor([[-6, 5], [0, 5]])
+    for dtype in DTYPES:
+        check(PUTS[name], data((4, 6, 5), dtype, special=False), i, j, data((2, 2), dtype, 1, special=False), ulps=2, floor=1.0)
+
+
+def test_places_out_of_range_raise() -> None:
+    x, i, s = data((4, 5), F), torch.tensor([1, 4, 0]), data((3, 5), F)
+    for function in (
+        lambda x, i, s: aten.index_add.default(x, 0, i, s),
+        lambda x, i, s: aten.index_put.default(x, [i], s, True),
+        lambda x, i, s: aten.scatter_add.default(x, 0, i[:, None], s),
+    ):
+        module = lower(trace(function, (x, i, s)))
+        with pytest.raises(IndexError):
+            run(module, [x, i, s])
+
+
+POOLS: tuple[tuple[Any, ...], ...] = (
+    ([3, 2], [2, 1], [1, 0], False, True, None),
+    ([3, 2], [2, 1], [1, 1], False, False, None),
+    ([2], [2], [0], True, True, None),
+    ([3, 3], [2, 2], [1, 1], True, True, None),
+    ([3, 3], [2, 2], [1, 1], True, False, None),
+    ([3, 3], [1, 1], [0, 0], False, True, 5),
+    ([2, 3], [3, 4], [0, 1], False, True, None),
+)
+
+
+@pytest.mark.parametrize("how", POOLS)
+def test_average_pool(how: tuple[Any, ...]) -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x = data((2, 3, 7, 9), dtype, special=False)
+        check(lambda a: aten.avg_pool2d.default(a, *how), x, ulps=4, floor=1.0)
+        check(lambda a: aten.avg_pool2d.default(a, *how), x.to(memory_format=torch.channels_last), ulps=4, floor=1.0)
+        g = aten.avg_pool2d.default(x, *how)
+        check(lambda g, a: aten.avg_pool2d_backward.default(g, a, *how), g, x, ulps=4, floor=1.0)
+    check(lambda a: aten.avg_pool2d.default(a, *how), data((3, 7, 9), F, special=False), ulps=4, floor=1.0)
+
+
+def test_conditions_of_sizes_vanish() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        aten._assert_scalar.default(1, "holds")
+        return x + 1
+
+    check(function, data((3,), F))
