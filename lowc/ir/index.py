@@ -571,11 +571,16 @@ def _evaluate_atom(atom: Atom, env: Mapping[str, int]) -> int:
     if isinstance(atom, Axis | Symbol | Opaque):
         return env[atom.name]
     if isinstance(atom, FloorDiv):
-        return evaluate(atom.num, env) // evaluate(atom.den, env)
+        return evaluate(atom.num, env) // _at_least_one(evaluate(atom.den, env))
     if isinstance(atom, Mod):
-        return evaluate(atom.num, env) % evaluate(atom.den, env)
+        return evaluate(atom.num, env) % _at_least_one(evaluate(atom.den, env))
     a, b = evaluate(atom.a, env), evaluate(atom.b, env)
     return a * (a <= b) + b * (a > b) if isinstance(atom, Min) else a * (a >= b) + b * (a < b)
+
+
+def _at_least_one(value: int) -> int:
+    """Division by a size that is 0 does not trap: it is by 1, as in machine code."""
+    return value + (1 - value) * (value < 1)
 
 
 # ---------------------------------------------------------------- text
