@@ -11,9 +11,8 @@ small difference stays small, and compared with a tolerance.  Everything else is
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from math import prod
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,7 @@ import numpy as np
 from lowc.ir.index import (
     ONE,
     ZERO,
-    Axis,
     Index,
-    IndexLike,
     Opaque,
     Symbol,
     constant,
@@ -33,51 +30,25 @@ from lowc.ir.index import (
 )
 from lowc.ir.interp import Tensor, pack, run_module
 from lowc.ir.nodes import (
-    Acc,
     Buffer,
-    Const,
     Expr,
     Extern,
-    For,
     FromIndex,
     Launch,
-    Let,
-    Load,
     Module,
-    Op,
     Step,
-    Stmt,
-    Store,
-    Update,
-    Var,
     View,
 )
-from lowc.ir.numeric import constant as const_value
 from lowc.ir.numeric import from_storage, storage_dtype, to_storage
-from lowc.ir.ops import OPS, REDUCERS, result_dtype
+from lowc.ir.ops import REDUCERS
 from lowc.ir.types import DType, accumulate_dtype, bf16, bool_, f32, f64, i32, i64
 from lowc.ir.walk import make_kernel
+from tests.property.scalars import Nest, Scalars, cast, const, op
+from tests.property.views import Coords, Value, broadcast, contiguous, random_view, size, whole
 
-Coords = tuple[Index, ...]
 DTYPES = (f32, f32, f32, f64, i64, i32, bool_, bf16)
 EXTENTS = (1, 2, 2, 3, 4, 4, 5, 7, 8, 9, 16)
 LARGE = (1, 3, 16, 17, 32, 40, 64, 100, 130)  # for what happens only where there is much to do
-
-
-@dataclass(frozen=True)
-class Value:
-    """A view of a buffer; ``strides`` is None where it is no strided window."""
-
-    buffer: Buffer
-    shape: Coords
-    coords: Callable[[Coords], Coords]
-    strides: Coords | None
-    offset: Index
-    taint: bool = False
-
-    @property
-    def dtype(self) -> DType:
-        return self.buffer.dtype
 
 
 @dataclass(frozen=True)
@@ -180,197 +151,6 @@ def differences(program: Program, expected: Sequence[Any], found: Sequence[Any])
             if bad.any():
                 out.append(f"result {number} ({dtype}): {b[bad][:4]} instead of {a[bad][:4]}")
     return out
-
-
-# ---------------------------------------------------------------- expressions
-
-
-def op(name: str, *args: Expr) -> Op:
-    return Op(name, args, result_dtype(OPS[name], tuple(a.dtype for a in args), None))
-
-
-def cast(value: Expr, dtype: DType) -> Expr:
-    return value if value.dtype == dtype else Op("cast", (value,), dtype)
-
-
-def const(value: bool | int | float, dtype: DType) -> Const:
-    """A constant that its dtype can represent."""
-    return Const(const_value(value, dtype).item(), dtype)
-
-
-def contiguous(shape: Sequence[Index]) -> Coords:
-    strides: list[Index] = []
-    step = ONE
-    for extent in reversed(shape):
-        strides.append(step)
-        step = step * (ONE if constant(extent) == 0 else extent)
-    return tuple(reversed(strides))
-
-
-def is_one(extent: Index) -> bool:
-    return constant(extent) == 1
-
-
-# ---------------------------------------------------------------- kernels
-
-
-@dataclass
-class Nest:
-    """A kernel being built."""
-
-    blocks: list[list[Stmt]] = field(default_factory=lambda: [[]])
-    params: dict[str, Buffer] = field(default_factory=dict)
-    count: int = 0
-
-    def emit(self, stmt: Stmt) -> None:
-        self.blocks[-1].append(stmt)
-
-    def name(self, letter: str) -> str:
-        self.count += 1
-        return f"{letter}{self.count}"
-
-    @contextmanager
-    def loop(self, extent: IndexLike, letter: str = "i") -> Iterator[Index]:
-        extent = ix(extent)
-        if is_one(extent):
-            yield ZERO
-            return
-        axis = Axis(self.name(letter), extent)
-        self.blocks.append([])
-        yield ix(axis)
-        self.blocks[-2].append(For(axis, tuple(self.blocks.pop())))
-
-    @contextmanager
-    def loops(
-        self, shape: Sequence[Index], letter: str = "i", order: Sequence[int] | None = None
-    ) -> Iterator[Coords]:
-        coords = [ZERO] * len(shape)
-        with ExitStack() as stack:
-            for dim in range(len(shape)) if order is None else order:
-                coords[dim] = stack.enter_context(self.loop(shape[dim], letter))
-            yield tuple(coords)
-
-    def load(self, value: Value, coords: Coords, mask: Expr | None = None) -> Expr:
-        self.params.setdefault(value.buffer.name, value.buffer)
-        return Load(value.buffer, value.coords(coords), mask)
-
-    def store(
-        self, value: Value, coords: Coords, item: Expr, mask: Expr | None = None, reducer: str = ""
-    ) -> None:
-        self.params.setdefault(value.buffer.name, value.buffer)
-        self.emit(Store(value.buffer, value.coords(coords), cast(item, value.dtype), mask, reducer))
-
-    def let(self, value: Expr) -> Var:
-        var = Var(self.name("v"), value.dtype)
-        self.emit(Let(var, value))
-        return var
-
-    def acc(self, reducer: str, dtype: DType) -> tuple[Var, ...]:
-        names = [Var(self.name("v"), dtype)]
-        if REDUCERS[reducer].arity == 2:
-            names.append(Var(self.name("v"), i64))
-        self.emit(Acc(tuple(names), reducer))
-        return tuple(names)
-
-    def update(self, accs: tuple[Var, ...], reducer: str, *values: Expr, mask: Expr | None = None) -> None:
-        self.emit(Update(accs, reducer, values, mask))
-
-
-class Scalars:
-    """Random expressions over ``clean`` and ``tainted`` leaves (functions that give an expression of a wanted dtype)."""
-
-    def __init__(
-        self, rng: random.Random, leaves: Sequence[tuple[Expr, bool]], coords: Sequence[Index]
-    ) -> None:
-        self.rng = rng
-        self.leaves = list(leaves)
-        self.coords = list(coords)
-
-    def make(self, dtype: DType, depth: int, clean: bool = False) -> tuple[Expr, bool]:
-        """An expression of ``dtype``, and whether it is tainted (never if ``clean``)."""
-        if depth <= 0:
-            return self.leaf(dtype, clean)
-        clean = clean or dtype not in (f32, f64)
-        if dtype.kind == "b":
-            return self._bool(depth), False
-        return self._float(dtype, depth, clean) if dtype.kind == "f" else (self._int(dtype, depth), False)
-
-    def leaf(self, dtype: DType, clean: bool) -> tuple[Expr, bool]:
-        """A leaf converted to ``dtype``, a coordinate, or a constant."""
-        clean = clean or dtype not in (f32, f64)
-        fit = [(e, t) for e, t in self.leaves if not (t and clean)]
-        roll = self.rng.random()
-        if fit and roll < 0.85:
-            value, taint = self.rng.choice(fit)
-            return self.convert(value, dtype), taint
-        if self.coords and roll < 0.93:
-            return cast(FromIndex(self.rng.choice(self.coords), i64), dtype), False
-        number = self.rng.choice([0, 1, 2, 3, -1] + ([0.5, -1.5, 0.1] if dtype.kind == "f" else []))
-        return const(bool(number) if dtype.kind == "b" else number, dtype), False
-
-    def convert(self, value: Expr, dtype: DType) -> Expr:
-        """A cast whose result does not hang on the target: floats become integers only in range."""
-        if value.dtype.kind == "f" and dtype.kind in "iu":
-            number = op("select", op("eq", value, value), value, const(0, value.dtype))
-            number = op("max", op("min", number, const(100, value.dtype)), const(-100, value.dtype))
-            return cast(number, dtype)
-        return cast(value, dtype)
-
-    def _bool(self, depth: int) -> Expr:
-        name = self.rng.choice(["lt", "le", "eq", "ne", "gt", "and", "or", "xor", "not"])
-        if name == "not":
-            return op("not", self.make(bool_, depth - 1)[0])
-        if name in ("and", "or", "xor"):
-            return op(name, self.make(bool_, depth - 1)[0], self.make(bool_, depth - 1)[0])
-        dtype = self.rng.choice([f32, i64, i32])
-        return op(name, self.make(dtype, depth - 1, True)[0], self.make(dtype, depth - 1, True)[0])
-
-    def _int(self, dtype: DType, depth: int) -> Expr:
-        name = self.rng.choice(
-            ["add", "sub", "mul", "max", "min", "neg", "abs", "and", "or", "xor", "shl", "shr"]
-            + ["select", "floordiv", "floormod", "truncdiv", "truncmod", "cast"]
-        )
-        first = self.make(dtype, depth - 1)[0]
-        if name in ("neg", "abs"):
-            return op(name, first)
-        if name == "cast":
-            other = self.rng.choice([f32, i32, i64, bool_])
-            return self.convert(self.make(other, depth - 1, True)[0], dtype)
-        if name in ("shl", "shr"):
-            return op(name, first, const(self.rng.choice([0, 1, 3]), dtype))
-        second = self.make(dtype, depth - 1)[0]
-        if name == "select":
-            return op(name, self._bool(depth - 1), first, second)
-        if "div" in name or "mod" in name:
-            one = const(1, dtype)
-            second = (
-                op("or", second, one)
-                if self.rng.random() < 0.5
-                else const(self.rng.choice([1, 2, 3, 7]), dtype)
-            )
-            if self.rng.random() < 0.3:
-                second = op("check_nonzero", second, const(True, bool_))
-        return op(name, first, second)
-
-    def _float(self, dtype: DType, depth: int, clean: bool) -> tuple[Expr, bool]:
-        names = ["add", "sub", "mul", "max", "min", "neg", "abs", "select", "cast"]
-        if clean:
-            names += ["div", "floor", "round", "sqrt", "copysign", "fmod"]
-        else:
-            names += ["exp", "tanh", "sigmoid"]
-        name = self.rng.choice(names)
-        if name == "cast":
-            other = self.rng.choice([t for t in (f32, f64, bf16, i64, bool_) if t != dtype])
-            value, taint = self.make(other, depth - 1, clean)
-            return self.convert(value, dtype), taint
-        if name in ("exp", "tanh", "sigmoid"):  # a target expands maths with an error of its own
-            value, _ = self.make(dtype, depth - 1, clean)
-            return op(name, op("min", value, const(4, dtype))), True
-        if name == "select":
-            yes, no = self.make(dtype, depth - 1, clean), self.make(dtype, depth - 1, clean)
-            return op(name, self._bool(depth - 1), yes[0], no[0]), yes[1] or no[1]
-        parts = [self.make(dtype, depth - 1, clean) for _ in range(OPS[name].arity)]
-        return op(name, *[p for p, _ in parts]), any(t for _, t in parts)
 
 
 # ---------------------------------------------------------------- modules
@@ -831,97 +611,3 @@ class _Generator:
         out = self._temp(base.dtype, base.shape, base.taint)
         self.steps.append(Extern("test.negate", (view,), (), (out.buffer,), (), "the test wants a call"))
         self.described.append("extern")
-
-
-# ---------------------------------------------------------------- views
-
-
-def whole(buffer: Buffer, taint: bool = False) -> Value:
-    return Value(buffer, buffer.shape, lambda c: c, buffer.strides, ZERO, taint)
-
-
-def size(shape: Sequence[Index]) -> int:
-    """How many elements a value has; a symbol counts as 9."""
-    return prod(evaluate(extent, {"s0": 9, "s1": 9}) for extent in shape)
-
-
-def broadcast(shape: Coords, target: Coords) -> Callable[[Coords], Coords] | None:
-    """The map from coordinates in ``target`` to those in ``shape``, or None if it does not broadcast."""
-    skipped = len(target) - len(shape)
-    if skipped < 0 or any(n != t and not is_one(n) for n, t in zip(shape, target[skipped:], strict=True)):
-        return None
-    return lambda c: tuple(ZERO if is_one(n) else c[skipped + d] for d, n in enumerate(shape))
-
-
-def random_view(rng: random.Random, base: Value) -> Value | None:
-    """``base`` seen otherwise: permuted, sliced, flipped, reshaped, expanded."""
-    shape, steps = base.shape, base.strides
-    dim = rng.randrange(len(shape))
-    size = shape[dim]
-    kind = rng.choice(
-        ["permute", "slice", "slice", "flip", "merge", "merge", "divide", "divide", "expand", "select"]
-    )
-    if kind == "permute":
-        order = list(range(len(shape)))
-        rng.shuffle(order)
-        inverse = [order.index(d) for d in range(len(shape))]
-        strides = None if steps is None else tuple(steps[d] for d in order)
-        return _remap(base, tuple(shape[d] for d in order), lambda c: tuple(c[p] for p in inverse), strides)
-    if kind == "slice":
-        step = rng.choice([1, 1, 2, 3])
-        begin = rng.choice([n for n in (0, 1, 2) if prove_nonneg(size - n)])
-        length = (size - begin + (step - 1)) // ix(step)
-        strides = None if steps is None else _replaced(steps, dim, steps[dim] * step)
-        offset = ZERO if steps is None else steps[dim] * begin
-        mapping = _at(dim, lambda c: c * step + begin)
-        return _remap(base, _replaced(shape, dim, length), mapping, strides, offset)
-    if kind == "flip":
-        return _remap(base, shape, _at(dim, lambda c: size - 1 - c), None)
-    if kind == "select" and prove_nonneg(size - 1):
-        strides = None if steps is None else steps[:dim] + steps[dim + 1 :]
-        offset = ZERO if steps is None else steps[dim] * (size - 1)
-        mapping = lambda c: (*c[:dim], size - 1, *c[dim:])  # noqa: E731
-        return _remap(base, shape[:dim] + shape[dim + 1 :], mapping, strides, offset)
-    if kind == "expand":
-        count = ix(rng.choice([1, 2, 3]))
-        strides = None if steps is None else (*steps[:dim], ZERO, *steps[dim:])
-        mapping = lambda c: (*c[:dim], *c[dim + 1 :])  # noqa: E731
-        return _remap(base, (*shape[:dim], count, *shape[dim:]), mapping, strides)
-    if kind == "merge" and dim + 1 < len(shape):
-        inner = shape[dim + 1]
-        if steps is not None and steps[dim] == steps[dim + 1] * inner:
-            strides = (*steps[:dim], *steps[dim + 1 :])
-        else:
-            strides = None
-        merged = (*shape[:dim], size * inner, *shape[dim + 2 :])
-        mapping = lambda c: (*c[:dim], c[dim] // inner, c[dim] % inner, *c[dim + 1 :])  # noqa: E731
-        return _remap(base, merged, mapping, strides)
-    if kind == "divide":
-        number = constant(size)
-        factors = [n for n in (2, 3, 4, 8) if number is not None and number % n == 0 and number]
-        if not factors:
-            return None
-        inner = ix(rng.choice(factors))
-        strides = None if steps is None else (*steps[:dim], steps[dim] * inner, *steps[dim:])
-        mapping = lambda c: (*c[:dim], c[dim] * inner + c[dim + 1], *c[dim + 2 :])  # noqa: E731
-        return _remap(base, (*shape[:dim], size // inner, inner, *shape[dim + 1 :]), mapping, strides)
-    return None
-
-
-def _remap(
-    base: Value,
-    shape: Coords,
-    mapping: Callable[[Coords], Coords],
-    strides: Coords | None,
-    offset: Index = ZERO,
-) -> Value:
-    inner = base.coords
-    return Value(base.buffer, shape, lambda c: inner(mapping(c)), strides, base.offset + offset, base.taint)
-
-
-def _at(dim: int, change: Callable[[Index], Index]) -> Callable[[Coords], Coords]:
-    return lambda c: _replaced(c, dim, change(c[dim]))
-
-
-def _replaced(items: Coords, place: int, item: Index) -> Coords:
-    return (*items[:place], item, *items[place + 1 :])
