@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "lowc").rglob("*.py"))
 
-# Rank and stage of each package or file; of one rank, only the same stage may be imported (ir before target, llvm before x86, nvptx).
+# Of each package or file.  Of one rank only the same stage may be imported, and what WITHIN_RANK has.
 RANKS = {
     "errors": 0,
     "options": 0,
@@ -95,7 +95,9 @@ def test_ranks(path: Path) -> None:
         )
         if there == "" and name == "lowc.__version__":
             allowed = RANKS[here] == 3
-        assert allowed, f"{path.relative_to(ROOT)}:{line}: {here} (rank {RANKS[here]}) imports {there or 'lowc'} (rank {RANKS[there]})"
+        assert allowed, (
+            f"{path.relative_to(ROOT)}:{line}: {here} (rank {RANKS[here]}) imports {there or 'lowc'} (rank {RANKS[there]})"
+        )
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

@@ -95,13 +95,13 @@ def show(report: Report) -> None:
     if not report.graphs:
         console.print("No graph reached lowc.")
     for reason, where in report.breaks:
-        console.print(f"[bold]Graph break[/]: {_escape(reason)}", highlight=False)
+        console.print(f"[bold]Graph break[/]: {_escape(reason)}", highlight=False, soft_wrap=True)
         if where:
-            console.print(f"  at {_escape(where)}", highlight=False)
+            console.print(f"  at {_escape(where)}", highlight=False, soft_wrap=True)
     if not report.breaks:
         console.print("No graph breaks.")
     for reason in report.unsupported:
-        console.print(f"[bold]Run by torch as it is[/]: {_escape(reason)}", highlight=False)
+        console.print(f"[bold]Run by torch as it is[/]: {_escape(reason)}", highlight=False, soft_wrap=True)
 
 
 def _tables(name: str, module: Module) -> Iterator[Any]:

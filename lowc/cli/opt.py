@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
         help="run passes on IR text",
         description="Parses a module or a kernel, runs passes, verifies after each, prints.",
     )
-    parser.add_argument("file", help="IR text; - is standard input")
+    parser.add_argument("file", nargs="?", default="-", help="IR text (default: standard input)")
     parser.add_argument(
         "-p", "--passes", default="", metavar="A,B", help="passes in this order (none: only parse and verify)"
     )
