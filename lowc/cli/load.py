@@ -60,8 +60,5 @@ def _module(path: Path) -> ModuleType:
 
 def _made(found: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
     """``found`` itself, or what it makes if it is a factory: a class, or a function that does not take the inputs."""
-    if inspect.isclass(found):
-        return found()
-    if inspect.isfunction(found) and inputs and not inspect.signature(found).parameters:
-        return found()
-    return found
+    makes = inspect.isclass(found) or (inspect.isfunction(found) and inputs and not inspect.signature(found).parameters)
+    return found() if makes else found

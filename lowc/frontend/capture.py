@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_leaves
 
 from lowc.frontend.aot import Compiled, compile_module
 from lowc.ir.graph import Graph
@@ -54,7 +55,7 @@ def capture(
         return compile_graph(graph, constants)
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        why = gm.compile_subgraph_reason  # type: ignore[attr-defined]
+        why: Any = getattr(gm, "compile_subgraph_reason", None)
         if why is not None and why.graph_break:
             breaks.append(GraphBreak(_first_line(why.reason), _frame(why.user_stack)))
         return compile_module(gm, inputs, record)
@@ -75,7 +76,7 @@ def capture(
 
 
 def _backward(out: Any) -> None:
-    leaves = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+    leaves = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
     leaves = [t for t in leaves if t.is_floating_point()]
     if leaves:
         torch.autograd.backward(leaves, [torch.ones_like(t) for t in leaves])
