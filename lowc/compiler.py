@@ -1,9 +1,11 @@
-"""One way through: the stages in the order in which a graph passes them.  The only module that imports them all.
+"""One way through: the stages in the order in which a graph passes them.  The only module that imports them
+all.
 
-    ir.Graph ─ lowering ─ Module @LOOPS ─ scheduler ─ Module @MACHINE ─ backend ─ Artifact ─ runtime ─ callable
+    ir.Graph ─ lowering ─ Module @LOOPS ─ scheduler ─ Module @MACHINE ─ backend ─ Artifact ─ runtime ─
+    callable
 
-A kernel that gets no code does not stop the graph: the ops in it are lowered anew as ATen calls, with one warning.
-``options.strict_errors`` raises instead.
+A kernel that gets no code does not stop the graph: the ops in it are lowered anew as ATen calls, with one
+warning. ``options.strict_errors`` raises instead.
 """
 
 import logging
@@ -29,8 +31,9 @@ def compile_graph(
 ) -> Compiled:
     """A function from a list of inputs, which it empties, to the list of outputs.
 
-    ``constants``: the tensors that are the graph's last inputs; the function's list has only those before them.  The function's
-    attribute ``program`` holds the host program and the artifact.  Raises LowcError for a graph that cannot be compiled at all.
+    ``constants``: the tensors that are the graph's last inputs; the function's list has only those before
+    them.  The function's attribute ``program`` holds the host program and the artifact.  Raises LowcError for
+    a graph that cannot be compiled at all.
     """
     options = options or Options()
     trace = trace or Trace(fresh_directory(options.dump, graph.name))
@@ -59,7 +62,9 @@ def _with_fallbacks(graph: Graph, options: Options, trace: Trace) -> tuple[Artif
             culprits = _culprits(error, graph) - forbidden
             if options.strict_errors or not culprits:
                 raise
-            where = ", ".join(sorted(culprits)[:4]) + (f" and {len(culprits) - 4} more" if len(culprits) > 4 else "")
+            where = ", ".join(sorted(culprits)[:4]) + (
+                f" and {len(culprits) - 4} more" if len(culprits) > 4 else ""
+            )
             log.warning("no code for %s in graph %s, ATen runs it: %s", where, graph.name, error)
             log.debug("the reason in full", exc_info=True)
             trace.count("fallbacks")
@@ -69,7 +74,8 @@ def _with_fallbacks(graph: Graph, options: Options, trace: Trace) -> tuple[Artif
 def compile_artifact(
     graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str] = frozenset()
 ) -> tuple[Artifact, "Load"]:
-    """Everything but the binding to this process: the artifact, and the function that makes its native functions callable.
+    """Everything but the binding to this process: the artifact, and the function that makes its native
+    functions callable.
 
     Nodes named in ``forbidden`` become ATen calls.
     """

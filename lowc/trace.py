@@ -24,7 +24,9 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class Phase:
-    """``seconds`` spent in ``calls`` runs of a named part of the compilation, those of ``inner`` phases included."""
+    """``seconds`` spent in ``calls`` runs of a named part of the compilation, those of ``inner`` phases
+    included.
+    """
 
     name: str
     seconds: float = 0.0
@@ -33,7 +35,9 @@ class Phase:
 
 
 class Trace:
-    """``dump_dir``: where files go ("" for nowhere).  ``root``: the times.  ``counters``: how often what happened."""
+    """``dump_dir``: where files go ("" for nowhere).  ``root``: the times.  ``counters``: how often what
+    happened.
+    """
 
     __slots__ = ("_number", "_stack", "counters", "dump_dir", "root")
 
@@ -65,7 +69,9 @@ class Trace:
         return bool(self.dump_dir)
 
     def dump(self, name: str, text: Callable[[], str | bytes], extension: str = "lowc") -> None:
-        """Writes ``text()`` to the next numbered file, e.g. ``03_fuse.lowc``; calls nothing if there is no directory for it."""
+        """Writes ``text()`` to the next numbered file, e.g. ``03_fuse.lowc``; calls nothing if there is no
+        directory for it.
+        """
         if not self.dump_dir:
             return
         content = text()
@@ -78,7 +84,9 @@ class Trace:
         """The times as an indented table, one line for each phase, in milliseconds."""
         rows = list(_rows(self.root, 0))
         width = max((len(label) for label, _ in rows), default=0)
-        return "\n".join(f"{label:<{width}} {phase.seconds * 1e3:9.2f} ms{_times(phase)}" for label, phase in rows)
+        return "\n".join(
+            f"{label:<{width}} {phase.seconds * 1e3:9.2f} ms{_times(phase)}" for label, phase in rows
+        )
 
 
 def _rows(phase: Phase, level: int) -> Iterator[tuple[str, Phase]]:
@@ -92,7 +100,9 @@ def _times(phase: Phase) -> str:
 
 
 def fresh_directory(parent: str, name: str) -> str:
-    """A new directory ``parent/name.N`` for one graph's dumps; N counts up, also across processes.  "" if ``parent`` is ""."""
+    """A new directory ``parent/name.N`` for one graph's dumps; N counts up, also across processes.  "" if
+    ``parent`` is "".
+    """
     if not parent:
         return ""
     number = 0

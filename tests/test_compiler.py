@@ -51,7 +51,9 @@ def broken(monkeypatch: pytest.MonkeyPatch, fails: Any) -> None:
 
 
 def kernel_of(module: Any, name: str) -> Launch | None:
-    return next((s for s in module.steps if isinstance(s, Launch) and s.origin[0].startswith(f"{name} = ")), None)
+    return next(
+        (s for s in module.steps if isinstance(s, Launch) and s.origin[0].startswith(f"{name} = ")), None
+    )
 
 
 def test_a_graph_runs() -> None:
@@ -60,7 +62,9 @@ def test_a_graph_runs() -> None:
     torch.testing.assert_close(call([x])[0], expected(x))
 
 
-def test_a_kernel_without_code_runs_in_aten(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kernel_without_code_runs_in_aten(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fails(module: Any) -> Exception | None:
         launch = kernel_of(module, "mul")
         return CodegenError("no row for mul", origin=launch.origin) if launch else None
@@ -74,7 +78,11 @@ def test_a_kernel_without_code_runs_in_aten(monkeypatch: pytest.MonkeyPatch, cap
     assert trace.counters["fallbacks"] == 1 and trace.counters["extern aten.mul.Tensor"] == 1
     assert "extern aten.exp.default" not in trace.counters
     (record,) = caplog.records
-    assert "mul" in record.getMessage() and "no row for mul" in record.getMessage() and len(record.getMessage().splitlines()) <= 12
+    assert (
+        "mul" in record.getMessage()
+        and "no row for mul" in record.getMessage()
+        and len(record.getMessage().splitlines()) <= 12
+    )
 
 
 def test_an_error_that_names_no_kernel_leaves_all_to_aten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ def test_phases_nest_and_add_up() -> None:
     assert (outer.calls, list(trace.root.inner), list(outer.inner)) == (3, ["outer", "other"], ["inner"])
     assert outer.seconds >= outer.inner["inner"].seconds >= 0
     lines = trace.report().splitlines()
-    assert [line.split()[0] for line in lines] == ["outer", "inner", "other"] and lines[1].startswith("  inner")
+    assert [line.split()[0] for line in lines] == ["outer", "inner", "other"] and lines[1].startswith(
+        "  inner"
+    )
 
 
 def test_a_phase_ends_when_it_raises() -> None:

@@ -1,1 +1,1 @@
-"""Running artifacts: the host program of one call, ATen calls, workspaces, and the OpenMP runtime of the process."""
+"""Running artifacts: host programs, ATen calls, workspaces, and the OpenMP runtime of the process."""

@@ -1,8 +1,9 @@
 """Workspaces: the memory of placed temps, one for each call in flight.
 
-A pool hands out arenas and takes them back; ``list.pop`` and ``append`` are atomic, so concurrent and nested calls (an extern op may run
-another compiled function) never share one, and a call that raises just drops its own.  Arenas above ``KEEP`` bytes are not kept, as
-eager would not keep that memory either; smaller ones save the page faults of fresh memory.
+A pool hands out arenas and takes them back; ``list.pop`` and ``append`` are atomic, so concurrent and nested
+calls (an extern op may run another compiled function) never share one, and a call that raises just drops its
+own.  Arenas above ``KEEP`` bytes are not kept, as eager would not keep that memory either; smaller ones save
+the page faults of fresh memory.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Calls of ATen ops by name.
 
-``resolve`` gives the op itself, called as eager calls it; ``resolve_into`` an op that puts its results into given memory: the ``out``
-overload where there is one that takes the same arguments, otherwise the op and a copy.
+``resolve`` gives the op itself, called as eager calls it; ``resolve_into`` an op that puts its results into
+given memory: the ``out`` overload where there is one that takes the same arguments, otherwise the op and a
+copy.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +33,9 @@ def resolve(target: str, results: int) -> Callable[..., Any]:
 
 
 def resolve_into(target: str, results: int) -> Callable[..., None]:
-    """The op as ``into(memory, *args, **kwargs)``, where ``memory`` is a sequence of ``results`` tensors of its results' shapes."""
+    """The op as ``into(memory, *args, **kwargs)``, where ``memory`` is a sequence of ``results`` tensors of
+    its results' shapes.
+    """
     op = overload(target)
     names = [] if _returns_list(op) else _out_names(op, results)
     if names is not None and names:

@@ -1,8 +1,9 @@
 """The host program of an artifact as Python source: straight-line code that a person could have written.
 
-Takes an ``Artifact``, gives a ``Host``: the text of ``call(args: list) -> list`` (and of ``check(args)``, which raises unless the inputs
-are what it was made for), and what the free names in it mean, as plain data.  Nothing here touches torch, so that the text can be
-shown anywhere; ``program.bind`` gives the names their values.
+Takes an ``Artifact``, gives a ``Host``: the text of ``call(args: list) -> list`` (and of ``check(args)``,
+which raises unless the inputs are what it was made for), and what the free names in it mean, as plain data.
+Nothing here touches torch, so that the text can be shown anywhere; ``program.bind`` gives the names their
+values.
 
     def call(args):
         x, w = args
@@ -13,8 +14,8 @@ shown anywhere; ``program.bind`` gives the names their values.
             raise failed(code)
         return [out]
 
-``args`` is emptied, so that an input dies after its last use, as every temp does.  Slots belong to one call: concurrent calls share
-nothing but the pool of workspaces, from which each call takes its own.
+``args`` is emptied, so that an input dies after its last use, as every temp does.  Slots belong to one call:
+concurrent calls share nothing but the pool of workspaces, from which each call takes its own.
 """
 
 import keyword
@@ -71,9 +72,10 @@ HELPERS = (
 class Host:
     """``source``, and its free names beyond ``HELPERS`` and the dtypes.
 
-    ``natives``: function of one pointer to slots: symbol of the object.  ``ops``: (ATen target, number of results); ``into``: the same,
-    called with the memory of its results first.  ``literals``: a marked string of ``ir/graph.py``, or a number that Python cannot spell.
-    ``constants``: the names of the last inputs, in order.  ``slots``: how many there are.
+    ``natives``: function of one pointer to slots: symbol of the object.  ``ops``: (ATen target, number of
+    results); ``into``: the same, called with the memory of its results first.  ``literals``: a marked string
+    of ``ir/graph.py``, or a number that Python cannot spell. ``constants``: the names of the last inputs, in
+    order.  ``slots``: how many there are.
     """
 
     source: str = ""
@@ -85,16 +87,24 @@ class Host:
     constants: tuple[str, ...] = ()
 
 
-def render(artifact: Artifact, constants: int = 0) -> Host:
-    """The host program.  The last ``constants`` inputs are not arguments of a call but fixed tensors, free names of the source.
+def render(artifact: Artifact, constants: int = 0, *, checked: bool = False) -> Host:
+    """The host program; with ``check`` if ``checked``.  The last ``constants`` inputs are not arguments of a
+    call but fixed tensors, free names of the source.
 
-    Raises LowcError if the size that a symbol stands for cannot be found from the inputs and the results of extern calls.
+    Raises LowcError if the size that a symbol stands for cannot be found from the inputs and the results of
+    extern calls.
     """
-    return _Renderer(artifact, constants).run()
+    renderer = _Renderer(artifact, constants)
+    renderer.call()
+    if checked:
+        renderer.check()
+    return renderer.host
 
 
 class _Renderer:
-    """State of one rendering: the lines so far, which tensors are alive, which sizes are known, and which slots are filled."""
+    """State of one rendering: the lines so far, which tensors are alive (and allocated here), which sizes are
+    known, and which slots are filled.
+    """
 
     def __init__(self, artifact: Artifact, constants: int) -> None:
         module = artifact.module
@@ -109,13 +119,15 @@ class _Renderer:
         self.inputs = _names(module.inputs)
         self.returned = {view.buffer.name: view.buffer for view in _views(module.outputs)}
         self.alive: set[str] = set()
+        self.own: set[str] = set()
         self.known: set[Symbol] = set()
         self.filled: set[int] = set()
         self.single = sum(isinstance(step, Native) for step in artifact.program) == 1
         self.last = _last_uses(artifact)
         self.written = _written(artifact) & self.inputs
 
-    def run(self) -> Host:
+    def call(self) -> None:
+        """Adds ``call(args)`` to the source."""
         module = self.module
         self._unpack()
         if any(isinstance(step, Launch) and _is_parallel(step) for step in module.steps):
@@ -139,11 +151,12 @@ class _Renderer:
         if self.written:
             self.emit(f"bumped({', '.join(self.name(n) for n in sorted(self.written))})")
         self.emit("return [" + ", ".join(self.arg(a) for a in module.outputs) + "]")
-        self.host.source = _function("call", self.lines) + "\n\n" + _function("check", self._check())
-        return self.host
+        self.host.source += _function("call", self.lines)
 
-    def _check(self) -> list[str]:
-        """The body of ``check(args)``: raises LowcError unless the inputs are what the program was made for."""
+    def check(self) -> None:
+        """Adds ``check(args)``, which raises LowcError unless the inputs are what the program was made
+        for.
+        """
         self.lines, self.known = [f"count(args, {len(self.arguments)})"], set()
         if self.arguments:
             self._unpack(clear=False)
@@ -151,7 +164,7 @@ class _Renderer:
             if isinstance(buffer, Buffer):
                 name, shape, strides = self.name(buffer.name), _tuple(buffer.shape), _tuple(buffer.strides)
                 self.emit(f"expect({name}, {buffer.name!r}, {_dtype(buffer.dtype)}, {shape}, {strides})")
-        return self.lines
+        self.host.source += "\n\n" + _function("check", self.lines)
 
     def emit(self, line: str) -> None:
         self.lines.append(line)
@@ -192,7 +205,9 @@ class _Renderer:
         return "_"
 
     def _solve(self, symbol: Symbol, sources: Sequence[Buffer]) -> None:
-        """Finds ``symbol`` as the size (or else the stride) of a dimension: ``a * symbol + b`` with numbers a and b."""
+        """Finds ``symbol`` as the size (or else the stride) of a dimension: ``a * symbol + b`` with numbers a
+        and b.
+        """
         if symbol in self.known:
             return
         found: list[tuple[int, str]] = []
@@ -252,6 +267,7 @@ class _Renderer:
     def _allocate(self, buffer: Buffer) -> None:
         self._require((*buffer.shape, *buffer.strides))
         self.alive.add(buffer.name)
+        self.own.add(buffer.name)
         shape, strides = _tuple(buffer.shape), _tuple(buffer.strides)
         self.emit(f"{self.name(buffer.name)} = empty({shape}, {strides}, {_dtype(buffer.dtype)})")
 
@@ -302,7 +318,9 @@ class _Renderer:
         self.emit(f"{self._op(self.host.into, step, '_into')}({', '.join([memory, *args])})")
 
     def _op(self, table: dict[str, tuple[str, int]], step: Extern, suffix: str) -> str:
-        """A name for the op of ``step``: ``aten_mm`` for "aten.mm.default"; what the name does not tell, a number does."""
+        """A name for the op of ``step``: ``aten_mm`` for "aten.mm.default"; what the name does not tell, a
+        number does.
+        """
         base = "".join(c if c.isalnum() else "_" for c in step.target.removesuffix(".default")) + suffix
         what = (step.target, len(step.results))
         name, number = base, 1
@@ -349,8 +367,10 @@ class _Renderer:
         shape, strides = _tuple(view.shape), _tuple(view.strides)
         if not same_type:
             return f"cast_view({name}, {_dtype(view.dtype)}, {shape}, {strides}, {text(view.offset)})"
-        more = "" if view.offset == 0 else f" + {text(view.offset)}"
-        return f"as_strided({name}, {shape}, {strides}, {name}.storage_offset(){more})"
+        offset = text(view.offset)
+        if buffer.name not in self.own:
+            offset = f"{name}.storage_offset()" + ("" if offset == "0" else f" + {offset}")
+        return f"as_strided({name}, {shape}, {strides}, {offset})"
 
     def _placed(self, buffer: Buffer, view: View | None = None) -> str:
         """A tensor on the workspace; the last number is its offset there in bytes."""

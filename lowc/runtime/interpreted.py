@@ -1,7 +1,9 @@
-"""Native calls without native code: launches run in the reference interpreter, on the same memory that machine code would use.
+"""Native calls without native code: launches run in the reference interpreter, on the same memory that
+machine code would use.
 
-``artifact(module)`` needs no backend and takes a module of any level; ``natives(artifact)`` are its functions.  Slow, and exact by definition:
-``LOWC_ISA=interp`` tells whether a wrong result comes from the graph and its loops, or from the code made of them.
+``artifact(module)`` needs no backend and takes a module of any level; ``natives(artifact)`` are its
+functions.  Slow, and exact by definition: ``LOWC_ISA=interp`` tells whether a wrong result comes from the
+graph and its loops, or from the code made of them.
 """
 
 import ctypes
@@ -20,7 +22,9 @@ from lowc.ir.numeric import storage_dtype
 def artifact(module: Module) -> Artifact:
     """``module`` with each run of launches as one native call."""
     placed = {name for name, _ in module.placed}
-    buffers = [b.name for b in (*module.inputs, *module.temps) if isinstance(b, Buffer) and b.name not in placed]
+    buffers = [
+        b.name for b in (*module.inputs, *module.temps) if isinstance(b, Buffer) and b.name not in placed
+    ]
     slots = (*buffers, *(["workspace"] if placed else []), *(s.name for s in module.symbols))
     program: list[Native | Extern] = []
     run: list[int] = []
@@ -37,7 +41,9 @@ def artifact(module: Module) -> Artifact:
 
 
 def natives(made: Artifact) -> dict[str, Callable[[Any], int]]:
-    """The functions of an artifact that ``artifact`` made, by name: each takes slots and returns an error code."""
+    """The functions of an artifact that ``artifact`` made, by name: each takes slots and returns an error
+    code.
+    """
     return {step.symbol: _native(made, step) for step in made.program if isinstance(step, Native)}
 
 
@@ -55,7 +61,11 @@ def _native(made: Artifact, native: Native) -> Callable[[Any], int]:
             memory = {}
             for param, buffer in zip(launch.kernel.params, launch.args, strict=True):
                 inside = buffer.name in placed
-                address = known["workspace"] + evaluate(placed[buffer.name], sizes) if inside else known[buffer.name]
+                address = (
+                    known["workspace"] + evaluate(placed[buffer.name], sizes)
+                    if inside
+                    else known[buffer.name]
+                )
                 memory[param.name] = _memory(address, buffer, sizes)
             try:
                 run_kernel(launch.kernel, memory, {s.name: sizes[s.name] for s in launch.kernel.sizes})
@@ -75,4 +85,4 @@ def _memory(address: int, buffer: Buffer, sizes: dict[str, int]) -> np.ndarray[A
     count = storage_size(shape, strides)
     if count == 0:
         return np.zeros(0, dtype)
-    return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype)
+    return np.frombuffer(memoryview((ctypes.c_char * (count * dtype.itemsize)).from_address(address)), dtype)

@@ -1,6 +1,8 @@
-"""The OpenMP runtime that torch has loaded: lowc's parallel loops run on its threads and never bring a second pool.
+"""The OpenMP runtime that torch has loaded: lowc's parallel loops run on its threads and never bring a second
+pool.
 
-``functions()`` gives the addresses that the loader of native code binds, found in the library already mapped into this process.
+``functions()`` gives the addresses that the loader of native code binds, found in the library already mapped
+into this process.
 """
 
 import ctypes
@@ -17,7 +19,8 @@ NAMES = (
 
 
 def library() -> str | None:
-    """Path of the OpenMP library in this process (libgomp, or libomp/libiomp5, which have the same entry points), or None.
+    """Path of the OpenMP library in this process (libgomp, or libomp/libiomp5, which have the same entry
+    points), or None.
 
     torch's own copy wins where several are loaded.
     """
@@ -39,7 +42,9 @@ def loaded() -> list[str]:
 
 
 def functions() -> dict[str, int]:
-    """Name: address for each of ``NAMES``; empty where torch runs without OpenMP (then nothing may run in parallel)."""
+    """Name: address for each of ``NAMES``; empty where torch runs without OpenMP (then nothing may run in
+    parallel).
+    """
     path = library()
     if path is None:
         return {}

@@ -1,8 +1,9 @@
-"""From an artifact to a callable: the host program's text, run once, with its free names bound to functions of this process.
+"""From an artifact to a callable: the host program's text, run once, with its free names bound to functions
+of this process.
 
-``bind(artifact, natives, constants)`` gives a ``Program``; calling its ``call`` with a list of inputs empties the list and returns the list of
-outputs.  ``natives`` maps the names of native functions to callables that take a pointer to slots (``bytes`` or a ctypes array) and
-return the error code of ``artifact.Native``.
+``bind(artifact, natives, constants)`` gives a ``Program``; calling its ``call`` with a list of inputs empties
+the list and returns the list of outputs.  ``natives`` maps the names of native functions to callables that
+take a pointer to slots (``bytes`` or a ctypes array) and return the error code of ``artifact.Native``.
 """
 
 import ctypes
@@ -25,8 +26,10 @@ Call = Callable[[list[Any]], list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One compiled graph: what it runs, the host program's text, and the function to call (which has the Program as its attribute
-    ``program``, and ``_boxed_call``, by which torch knows that it empties its argument)."""
+    """One compiled graph: what it runs, the host program's text, and the function to call (which has the
+    Program as its attribute ``program``, and ``_boxed_call``, by which torch knows that it empties its
+    argument).
+    """
 
     artifact: Artifact
     source: str
@@ -56,11 +59,12 @@ def bind(
 ) -> Program:
     """The program of ``artifact``.  ``constants`` are its last inputs.
 
-    With ``checked``, each call makes sure that its inputs are what the program was made for (0.5 us a tensor); without, somebody
-    else must have done so, as Dynamo's guards do: native code believes its pointers.  ``pool``: where workspaces come from.
-    Raises LowcError if an op is unknown to this torch or a size cannot be found.
+    With ``checked``, each call makes sure that its inputs are what the program was made for (0.5 us a
+    tensor); without, somebody else must have done so, as Dynamo's guards do: native code believes its
+    pointers.  ``pool``: where workspaces come from. Raises LowcError if an op is unknown to this torch or a
+    size cannot be found.
     """
-    host = render(artifact, len(constants))
+    host = render(artifact, len(constants), checked=checked)
     names = _namespace(artifact, host, natives, pool or _POOL)
     names.update(zip(host.constants, constants, strict=True))
     exec(compile(host.source, f"<lowc host program {artifact.target}>", "exec"), names)
@@ -70,8 +74,8 @@ def bind(
     if host.ops or host.into:
         call = _without_grad(call)
     program = Program(artifact, host.source, call)
-    call._boxed_call = True  # type: ignore[attr-defined]
-    call.program = program  # type: ignore[attr-defined]
+    setattr(call, "_boxed_call", True)  # noqa: B010
+    setattr(call, "program", program)  # noqa: B010
     return program
 
 
@@ -132,7 +136,9 @@ def _without_grad(call: Call) -> Call:
 
 
 def failure(artifact: Artifact, code: int) -> Exception:
-    """The exception for a native call's error ``code``: eager's type, with the ops at fault and the user's line."""
+    """The exception for a native call's error ``code``: eager's type, with the ops at fault and the user's
+    line.
+    """
     kind, step = code % 16, code // 16
     launch = artifact.module.steps[step] if 0 <= step < len(artifact.module.steps) else None
     origin = "; ".join(launch.origin) if isinstance(launch, Launch) else ""

@@ -45,18 +45,26 @@ class Lowc:
         return torch.compile(fn, backend=self, fullgraph=True, dynamic=dynamic)
 
     def check(
-        self, fn: Callable[..., Any], *args: Any, dynamic: bool | None = None, train: bool = False, times: int = 1
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        dynamic: bool | None = None,
+        train: bool = False,
+        times: int = 1,
     ) -> Any:
-        """``fn`` (copied if it is a module) compiled, eager and in float64 on copies of ``args``; returns what compiled returned.
+        """``fn`` (copied if it is a module) compiled, eager and in float64 on copies of ``args``; returns
+        what compiled returned.
 
-        Outputs, mutated arguments and gradients of ours must have eager's dtypes, shapes and strides, and be as close to float64
-        as eager's, give or take a few units in the last place.
+        Outputs, mutated arguments and gradients of ours must have eager's dtypes, shapes and strides, and be
+        as close to float64 as eager's, give or take a few units in the last place.
         """
         compiled = self.compile(copy.deepcopy(fn), dynamic)
         double = tree_map(_double, copy.deepcopy(args))
         precise = copy.deepcopy(fn).double() if isinstance(fn, torch.nn.Module) else fn
         for _ in range(times):
-            ours, eager, exact = (_run(f, a, train) for f, a in ((compiled, args), (fn, args), (precise, double)))
+            ours, eager, exact = (
+                _run(f, a, train) for f, a in ((compiled, args), (fn, args), (precise, double))
+            )
             _close(ours[1:], eager[1:], exact[1:])
         return ours[0]
 
@@ -70,7 +78,16 @@ def _scheduled(graph: Any, constants: Any) -> Any:
 
 CHECK = False
 AVX2 = Target(
-    "x86", "haswell", "+avx2,+fma,+f16c", 256, 16, 32 << 10, 256 << 10, 8 << 20, 2, frozenset({"fma", "gather", "f16c", "masked"})
+    "x86",
+    "haswell",
+    "+avx2,+fma,+f16c",
+    256,
+    16,
+    32 << 10,
+    256 << 10,
+    8 << 20,
+    2,
+    frozenset({"fma", "gather", "f16c", "masked"}),
 )
 
 
@@ -84,10 +101,14 @@ def _run(fn: Callable[..., Any], args: Any, train: bool) -> tuple[Any, list[Any]
     """(outputs, all tensors to compare: outputs, arguments after the call, gradients)."""
     given = copy.deepcopy(args)
     out = fn(*given)
-    found = [t for t in (*tree_leaves(out), *tree_leaves(given)) if not callable(t) or isinstance(t, torch.Tensor)]
+    found = [
+        t for t in (*tree_leaves(out), *tree_leaves(given)) if not callable(t) or isinstance(t, torch.Tensor)
+    ]
     if train:
         weights = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
-        sum((w * torch.linspace(0.5, 1.5, w.numel(), dtype=w.dtype).view(w.shape)).sum() for w in weights).backward()
+        sum(
+            (w * torch.linspace(0.5, 1.5, w.numel(), dtype=w.dtype).view(w.shape)).sum() for w in weights
+        ).backward()
         leaves = [a for a in tree_leaves(given) if isinstance(a, torch.Tensor)]
         if isinstance(fn, torch.nn.Module):
             leaves += list(fn.parameters())
@@ -103,7 +124,12 @@ def _close(ours: Any, eager: Any, exact: Any) -> None:
         if not isinstance(b, torch.Tensor):
             assert type(a) is type(b) and a == b
             continue
-        assert (a.dtype, a.shape, a.stride(), a.requires_grad) == (b.dtype, b.shape, b.stride(), b.requires_grad)
+        assert (a.dtype, a.shape, a.stride(), a.requires_grad) == (
+            b.dtype,
+            b.shape,
+            b.stride(),
+            b.requires_grad,
+        )
         a, b, c = a.detach(), b.detach(), c.detach()
         if not b.is_floating_point():
             assert torch.equal(a, b)

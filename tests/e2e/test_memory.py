@@ -75,7 +75,10 @@ def test_equal_outputs_do_not_share_memory(compiler: Any) -> None:
 
 def test_strides_of_outputs(compiler: Any) -> None:
     x = torch.randn(2, 3, 4, 5)
-    compiler.check(lambda x: (x.relu(), x + x.contiguous(), x.sum(1), x.to(torch.float64)), x.to(memory_format=torch.channels_last))
+    compiler.check(
+        lambda x: (x.relu(), x + x.contiguous(), x.sum(1), x.to(torch.float64)),
+        x.to(memory_format=torch.channels_last),
+    )
     compiler.check(lambda x: (x.exp(), x * 2 + 1, x.permute(3, 0, 2, 1).contiguous()), x.permute(0, 2, 3, 1))
     compiler.check(lambda x: (x + 1, x * x.sum()), x[:, 1:, ::2, 1:4])
     compiler.check(lambda x: (x.expand(3, 4) + 1, x.expand(3, 4)), torch.randn(4))

@@ -1,6 +1,8 @@
-"""Whole models, forward and backward, one graph each: lowc's error against float64 is at most twice eager's own.
+"""Whole models, forward and backward, one graph each: lowc's error against float64 is at most twice eager's
+own.
 
-And: what is left to ATen is matrix products, convolutions, attention, pooling and the like; no pointwise op, no reduction.
+And: what is left to ATen is matrix products, convolutions, attention, pooling and the like; no pointwise op,
+no reduction.
 """
 
 import copy
@@ -53,14 +55,26 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def step(fn: Callable[..., Any], model: nn.Module, args: tuple[Any, ...], loss: Callable[[Any], Tensor]) -> dict[str, Tensor]:
-    """Everything that one training step makes: outputs, gradients of parameters and inputs, buffers afterwards."""
-    args = tuple(a.clone().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+def step(
+    fn: Callable[..., Any], model: nn.Module, args: tuple[Any, ...], loss: Callable[[Any], Tensor]
+) -> dict[str, Tensor]:
+    """Everything that one training step makes: outputs, gradients of parameters and inputs, buffers
+    afterwards.
+    """
+    args = tuple(
+        a.clone().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
+    )
     out = fn(*args)
     loss(out).backward()
-    made = {f"output {n}": t.detach() for n, t in enumerate(_pytree.tree_leaves(out)) if isinstance(t, Tensor)}
+    made = {
+        f"output {n}": t.detach() for n, t in enumerate(_pytree.tree_leaves(out)) if isinstance(t, Tensor)
+    }
     made |= {f"gradient of {n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
-    made |= {f"gradient of input {n}": a.grad for n, a in enumerate(args) if isinstance(a, Tensor) and a.grad is not None}
+    made |= {
+        f"gradient of input {n}": a.grad
+        for n, a in enumerate(args)
+        if isinstance(a, Tensor) and a.grad is not None
+    }
     made |= {f"buffer {n}": b.detach().clone() for n, b in model.named_buffers()}
     return made
 
@@ -80,7 +94,11 @@ def test_training_step(name: str) -> None:
         got = step(compiled, ours, args, loss)
     assert got.keys() == expected.keys() == reference.keys()
     # A gradient that is zero but for rounding is held to the size of the others.
-    sizes = [float(t.norm()) / t.numel() ** 0.5 for n, t in reference.items() if n.startswith("gradient") and t.numel()]
+    sizes = [
+        float(t.norm()) / t.numel() ** 0.5
+        for n, t in reference.items()
+        if n.startswith("gradient") and t.numel()
+    ]
     typical = sorted(sizes)[len(sizes) // 2]
     failed: list[str] = []
     for what, exact_value in reference.items():
@@ -89,8 +107,13 @@ def test_training_step(name: str) -> None:
         if not theirs.is_floating_point():
             assert torch.equal(mine, theirs), what
             continue
-        error, allowed = float((mine.double() - exact_value).norm()), float((theirs.double() - exact_value).norm())
-        noise = torch.finfo(torch.float32).eps * (float(exact_value.norm()) + typical * exact_value.numel() ** 0.5)
+        error, allowed = (
+            float((mine.double() - exact_value).norm()),
+            float((theirs.double() - exact_value).norm()),
+        )
+        noise = torch.finfo(torch.float32).eps * (
+            float(exact_value.norm()) + typical * exact_value.numel() ** 0.5
+        )
         if not error <= 2 * allowed + noise:
             failed.append(f"{what}: error {error:.3g}, eager's {allowed:.3g}, rounding {noise:.3g}")
     assert not failed, "\n".join(failed)

@@ -1,4 +1,6 @@
-"""lowc as a guest in the process: no child processes, one OpenMP runtime, threads, errors with eager's types."""
+"""lowc as a guest in the process: no child processes, one OpenMP runtime, threads, errors with eager's
+types.
+"""
 
 import os
 import subprocess
@@ -16,13 +18,23 @@ _SPAWNED: list[str] = []
 
 
 def _hook(event: str, _args: Any) -> None:
-    if event in ("subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"):
+    if event in (
+        "subprocess.Popen",
+        "os.exec",
+        "os.fork",
+        "os.forkpty",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.system",
+    ):
         _SPAWNED.append(event)
 
 
 @pytest.fixture
 def spawned() -> Iterator[list[str]]:
-    """Events of child processes since the test began (an audit hook can never be removed, so there is one for all)."""
+    """Events of child processes since the test began (an audit hook can never be removed, so there is one for
+    all).
+    """
     if not getattr(_hook, "installed", False):
         sys.addaudithook(_hook)
         _hook.installed = True  # type: ignore[attr-defined]
@@ -97,5 +109,9 @@ def test_results_do_not_depend_on_the_number_of_threads(compiler: Any, threads: 
 
 def test_importing_lowc_imports_nothing() -> None:
     code = "import sys, lowc; bad = {'torch', 'llvmlite', 'numpy', 'cuda'} & set(sys.modules); sys.exit(', '.join(bad) or 0)"
-    result = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+    )
     assert result.returncode == 0, result.stderr

@@ -36,7 +36,9 @@ def whole(b: Buffer) -> View:
 def launch(
     reads: Sequence[Buffer], writes: Sequence[Buffer], origin: str = "", sizes: Sequence[Symbol] = ()
 ) -> Launch:
-    """A launch whose kernel, if it were generated, would touch these buffers; what it does is up to the test."""
+    """A launch whose kernel, if it were generated, would touch these buffers; what it does is up to the
+    test.
+    """
     zero = tuple(ix(0) for _ in writes[0].shape) if writes else ()
     body = tuple(Store(b, tuple(ix(0) for _ in b.shape), Load(writes[0], zero)) for b in writes)
     params = tuple(dict.fromkeys((*reads, *writes)))
@@ -67,8 +69,9 @@ def artifact(module: Module) -> Artifact:
 def load(
     module: Module, constants: Sequence[torch.Tensor] = (), **functions: Callable[..., object]
 ) -> Program:
-    """``functions``: f0=..., each called with the slots by name (addresses and sizes) as keywords; an int that it
-    returns is the error code."""
+    """``functions``: f0=..., each called with the slots by name (addresses and sizes) as keywords; an int
+    that it returns is the error code.
+    """
     made = artifact(module)
 
     def native(function: Callable[..., object]) -> Callable[[Any], int]:

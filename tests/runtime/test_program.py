@@ -317,7 +317,14 @@ def test_checked_programs_refuse_other_inputs() -> None:
     call = bind(artifact(made), {}, checked=True).call
     good = torch.ones(2, 3)
     assert call([good, torch.ones(1, 3).expand(2, 3).contiguous()]) == []
-    others = [torch.ones(2, 3, dtype=torch.float64), torch.ones(4, 3), torch.ones(3, 2).t(), torch.ones(2, 3, device="meta"), 1, None]
+    others = [
+        torch.ones(2, 3, dtype=torch.float64),
+        torch.ones(4, 3),
+        torch.ones(3, 2).t(),
+        torch.ones(2, 3, device="meta"),
+        1,
+        None,
+    ]
     for bad in others:
         with pytest.raises(LowcError, match="input y is .* was compiled for torch.float32"):
             call([good, bad])
