@@ -379,5 +379,9 @@ def same(a: Expr, b: Expr) -> bool:
 
 
 def make_kernel(name: str, body: Sequence[Stmt], params: Sequence[Buffer]) -> Kernel:
-    """A kernel over ``params`` with the symbols that its body needs."""
-    return Kernel(name, tuple(params), tuple(symbols(body)), tuple(body))
+    """A kernel over ``params`` with the symbols that its body and the shapes of its params need."""
+    needed = dict.fromkeys(symbols(body))
+    for param in params:
+        for index in (*param.shape, *param.strides):
+            needed.update((a, None) for a in atoms(index) if isinstance(a, Symbol))
+    return Kernel(name, tuple(params), tuple(needed), tuple(body))

@@ -7,7 +7,7 @@ Numbers given for an operand become constants of the dtype of the other operands
 """
 
 from lowc.ir.nodes import Const, Expr, Let, Op, Var
-from lowc.ir.types import DType, bool_, f32, i32, i64, u32
+from lowc.ir.types import DType, bool_, f32, i32, i64, u32, u64
 
 # 1.5 * 2**23 and 1.5 * 2**52: adding one rounds to an integer, which is then found in the low bits of the sum
 ROUND32 = 12582912.0
@@ -16,7 +16,7 @@ ROUND32_BITS = 0x4B400000
 ROUND64_BITS = 0x4338000000000000
 # bits of factors as signed integers
 _POWERS32 = {1.0: 0x3F800000, 0.5: 0x3F000000, 0.125: 0x3E000000, -1.0: 0x3F800000 - 2**31}
-_POWERS64 = {1.0: 0x3FF << 52}
+_POWERS64 = {1.0: 0x3FF << 52, 0.5: 0x3FE << 52, 0.125: 0x3FC << 52, -1.0: (0x3FF << 52) - 2**63}
 
 Operand = Expr | float | int
 
@@ -182,7 +182,7 @@ class Emit:
         return Op("bitcast", (a,), i32 if a.dtype == f32 else i64)
 
     def unsigned_bits(self, a: Expr) -> Expr:
-        return Op("bitcast", (a,), u32)
+        return Op("bitcast", (a,), u32 if a.dtype == f32 else u64)
 
     # ------------------------------------------------------------ powers of two
 
@@ -206,14 +206,15 @@ class Emit:
         return self.bitcast(self.add(self.shl(self.bits(t), shift), bits), t.dtype)
 
     def scale(self, y: Expr, n: Expr, t: Expr) -> Expr:
-        """y * 2**n rounded once, in f32, for 0.5 <= |y| <= 2 and -151 <= n <= 128 (n, t of ``nearest``)."""
+        """y * 2**n rounded once, for 0.5 <= |y| <= 2 and -151 <= n <= 128 (f64: -1077, 1024); n, t of ``nearest``."""
         if self.scales:
-            return Op("ldexp", (y, n), f32)
+            return Op("ldexp", (y, n), y.dtype)
         # in two steps, since 2**n need be no normal number; the first one is exact
+        shift, one = (23, _POWERS32[1.0]) if t.dtype == f32 else (52, _POWERS64[1.0])
         i = self.let(self.integer(t))
         half = self.let(self.shr(i, 1))
-        powers = (self.add(self.shl(k, 23), _POWERS32[1.0]) for k in (half, self.sub(i, half)))
-        first, rest = (self.bitcast(p, f32) for p in powers)
+        powers = (self.add(self.shl(k, shift), one) for k in (half, self.sub(i, half)))
+        first, rest = (self.bitcast(p, t.dtype) for p in powers)
         return self.mul(self.mul(y, first), rest)
 
 

@@ -1,4 +1,5 @@
-"""tanh, sinh, cosh and their inverses in f32: a polynomial or log1p near zero, exponentials and logarithms further out.
+"""tanh, sinh and cosh in f32 and f64, their inverses in f32: a polynomial or log1p near zero, exponentials and
+logarithms further out.
 
 Where two formulas are needed both are evaluated and one is selected.
 """
@@ -14,11 +15,12 @@ NAN = float("nan")
 
 
 def tanh(e: Emit, x: Expr) -> Expr:
-    # 1 - 2 / (exp(2|x|) + 1) away from zero
+    # 1 - 2 / (exp(2|x|) + 1) away from zero; tanh(10) rounds to 1, in f64 tanh(22)
+    coefficients, most = (tables.TANH, 20.0) if x.dtype.bits == 32 else (tables.TANH_DOUBLE, 44.0)
     square = e.let(e.mul(x, x))
-    small = e.mad(e.mul(e.poly(square, tables.TANH), square), x, x)
+    small = e.mad(e.mul(e.poly(square, coefficients), square), x, x)
     magnitude = e.let(e.abs(x))
-    p, _, t = reduced_exp(e, e.cap_at(e.add(magnitude, magnitude), 20.0))  # tanh(10) rounds to 1
+    p, _, t = reduced_exp(e, e.cap_at(e.add(magnitude, magnitude), most))
     large = e.sub(1.0, e.div(e.of(2.0, x), e.add(e.mul(e.add(p, 1.0), e.power(t)), 1.0)))
     # the sign last, for -0.0 as well
     return e.copysign(e.select(e.gt(magnitude, 0.5625), large, small), x)
@@ -26,15 +28,15 @@ def tanh(e: Emit, x: Expr) -> Expr:
 
 def _half_exp(e: Emit, magnitude: Expr) -> Expr:
     """exp(magnitude) / 2 for magnitude >= 0, whose range is that of sinh and cosh."""
-    p, _, t = reduced_exp(e, e.cap_at(magnitude, 90.0))
-    # n reaches 130: half of 2**n in two factors
-    quarter = e.power(t, 0.125)
-    return e.mul(e.mul(e.add(p, 1.0), quarter), 4.0)
+    p, _, t = reduced_exp(e, e.cap_at(magnitude, 90.0 if magnitude.dtype.bits == 32 else 711.0))
+    # n reaches 130 (1026), which is too large for a power of two: half of 2**n in two factors
+    return e.mul(e.mul(e.add(p, 1.0), e.power(t, 0.125)), 4.0)
 
 
 def sinh(e: Emit, x: Expr) -> Expr:
     square = e.let(e.mul(x, x))
-    small = e.mad(e.mul(e.poly(square, tables.SINH), square), x, x)
+    coefficients = tables.SINH if x.dtype.bits == 32 else tables.SINH_DOUBLE
+    small = e.mad(e.mul(e.poly(square, coefficients), square), x, x)
     magnitude = e.let(e.abs(x))
     half = e.let(_half_exp(e, magnitude))
     large = e.sub(half, e.div(e.of(0.25, x), half))

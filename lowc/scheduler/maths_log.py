@@ -1,33 +1,82 @@
-"""log, log2, log10 and log1p in f32.
+"""log, log2, log10 and log1p, in f32 and f64.
 
 log_b(x) = k log_b(2) + log_b(1 + f) with x = 2**k (1 + f) and 1 + f in [2/3, 4/3), cut out of the bits of x.
+In f32, log_b(1 + f) is a polynomial in f; in f64, ln(1 + f) is one in s = f / (2 + f), the large terms
+being added last (as in FDLIBM's log of 1993), and other logarithms are multiples of it.
 """
 
-from lowc.ir.nodes import Expr
-from lowc.ir.types import f32
-from lowc.scheduler import maths_tables as tables
-from lowc.scheduler.maths_emit import Emit
+from dataclasses import dataclass
 
-TWO_THIRDS = 0x3F2AAAAB  # the bits of 2/3
-EXPONENT = -0x800000  # the mask of sign and exponent
-TINY = 2.0**-126
+from lowc.ir.nodes import Expr
+from lowc.ir.types import u64
+from lowc.scheduler import maths_tables as tables
+from lowc.scheduler.maths_emit import ROUND64, ROUND64_BITS, Emit
+
 INF = float("inf")
 NAN = float("nan")
 
 
+@dataclass(frozen=True, slots=True)
+class Format:
+    """``least``: the smallest normal number.  ``lift``: exponent of the power of two that makes denormals normal.
+
+    As bits: ``two_thirds``; ``exponent``, the mask of sign and exponent; ``four``.  ``tiny``: half a unit of 1.
+    """
+
+    least: float
+    lift: int
+    two_thirds: int
+    exponent: int
+    four: int
+    tiny: float
+
+
+FORMATS = {
+    "f32": Format(2.0**-126, 23, 0x3F2AAAAB, -1 << 23, 0x40800000, 2.0**-25),
+    "f64": Format(2.0**-1022, 54, 0x3FE5555555555555, -1 << 52, 0x401 << 52, 2.0**-54),
+}
+
+
+def _exponent_number(e: Emit, exponent: Expr, plus: Expr) -> Expr:
+    """k + plus, for the k whose ``exponent`` bits these are, as a float."""
+    if plus.dtype.bits == 32:
+        return e.mad(e.cast(exponent, plus.dtype), 2.0**-23, plus)
+    # an integer added to the bits of 1.5 * 2**52 makes that number plus it; a shift of i64 is dear, of u64 is not
+    shifted = e.shr(e.bitcast(e.add(exponent, 1 << 62), u64), 52)
+    return e.add(e.sub(e.bitcast(e.add(shifted, ROUND64_BITS), plus.dtype), ROUND64 + 1024.0), plus)
+
+
 def split(e: Emit, x: Expr) -> tuple[Expr, Expr]:
     """(k, f) of a finite x > 0, denormals included; anything for other x."""
-    small = e.let(e.lt(x, TINY))
-    bits = e.let(e.bits(e.select(small, e.mul(x, 2.0**23), x)))
-    exponent = e.let(e.bit_and(e.sub(bits, TWO_THIRDS), EXPONENT))
-    f = e.let(e.sub(e.bitcast(e.sub(bits, exponent), f32), 1.0))
-    k = e.let(e.mad(e.cast(exponent, f32), 2.0**-23, e.select(small, e.of(-23.0, x), 0.0)))
-    return k, f
+    c = FORMATS[x.dtype.name]
+    small = e.let(e.lt(x, c.least))
+    bits = e.let(e.bits(e.select(small, e.mul(x, 2.0**c.lift), x)))
+    exponent = e.let(e.bit_and(e.sub(bits, c.two_thirds), c.exponent))
+    f = e.let(e.sub(e.bitcast(e.sub(bits, exponent), x.dtype), 1.0))
+    lifted = e.select(small, e.of(-float(c.lift), x), 0.0)
+    return e.let(_exponent_number(e, exponent, lifted)), f
 
 
 def natural(e: Emit, k: Expr, f: Expr) -> Expr:
     """k ln 2 + ln(1 + f)."""
-    return e.mad(k, tables.LN2_NEAREST, e.mad(e.mul(f, f), e.poly(f, tables.LOG), f))
+    if f.dtype.bits == 32:
+        return e.mad(k, tables.LN2_NEAREST, e.mad(e.mul(f, f), e.poly(f, tables.LOG), f))
+    high, low = tables.LN2_DOUBLE
+    half, product = _double_parts(e, f)
+    return e.mad(k, high, e.sub(f, e.sub(half, e.mad(k, low, product))))
+
+
+def _double_parts(e: Emit, f: Expr) -> tuple[Expr, Expr]:
+    """(h, p) with ln(1 + f) = f - (h - p), in f64; h = f**2 / 2."""
+    s = e.let(e.div(f, e.add(f, 2.0)))
+    z = e.let(e.mul(s, s))
+    half = e.let(e.mul(e.mul(f, 0.5), f))
+    return half, e.mul(s, e.mad(z, e.poly(z, tables.LOG_DOUBLE), half))
+
+
+def _double_log1p(e: Emit, f: Expr) -> Expr:
+    half, product = _double_parts(e, f)
+    return e.sub(f, e.sub(half, product))
 
 
 def with_edges(e: Emit, x: Expr, y: Expr) -> Expr:
@@ -43,30 +92,39 @@ def log(e: Emit, x: Expr) -> Expr:
 
 def log2(e: Emit, x: Expr) -> Expr:
     k, f = split(e, x)
-    y = e.add(e.mad(f, tables.LOG2_E, e.mul(e.mul(f, f), e.poly(f, tables.LOG2))), k)
-    return with_edges(e, x, y)
+    if x.dtype.bits == 32:
+        high, low = tables.LOG2_E_PARTS
+        y = e.mad(f, low, e.mul(e.mul(f, f), e.poly(f, tables.LOG2)))
+        return with_edges(e, x, e.add(e.mad(f, high, y), k))
+    high, low = tables.LOG2_E_DOUBLE
+    y = e.let(_double_log1p(e, f))
+    return with_edges(e, x, e.add(e.mad(y, high, e.mul(y, low)), k))
 
 
 def log10(e: Emit, x: Expr) -> Expr:
     k, f = split(e, x)
-    high, low = tables.LOG10_E
-    high2, low2 = tables.LOG10_2
-    y = e.mad(f, low, e.mad(k, low2, e.mul(e.mul(f, f), e.poly(f, tables.LOG10))))
-    return with_edges(e, x, e.mad(k, high2, e.mad(f, high, y)))
+    if x.dtype.bits == 32:
+        (high, low), (high2, low2) = tables.LOG10_E, tables.LOG10_2
+        y = e.mad(f, low, e.mad(k, low2, e.mul(e.mul(f, f), e.poly(f, tables.LOG10))))
+        return with_edges(e, x, e.mad(k, high2, e.mad(f, high, y)))
+    (high, low), (high2, low2) = tables.LOG10_E_DOUBLE, tables.LOG10_2_DOUBLE
+    y = e.let(_double_log1p(e, f))
+    return with_edges(e, x, e.mad(k, high2, e.mad(y, high, e.mad(y, low, e.mul(k, low2)))))
 
 
 def log1p(e: Emit, x: Expr) -> Expr:
     u = e.let(e.add(x, 1.0))
-    y = finite_log1p(e, x, u)
+    y = with_edges(e, u, finite_log1p(e, x, u))
     # ln 2 * 0 would turn -0.0 into +0.0
-    return e.select(e.lt(e.abs(x), 2.0**-25), x, with_edges(e, u, y))
+    return e.select(e.lt(e.abs(x), FORMATS[x.dtype.name].tiny), x, y)
 
 
 def finite_log1p(e: Emit, x: Expr, u: Expr) -> Expr:
     """log1p(x) for a finite x > -1, given the rounded u = 1 + x; zeros come out positive."""
-    # k from 1 + x as rounded, f = x / 2**k + (1 / 2**k - 1) from x itself; the quotients are exact for all k that matter.
-    # k can be 128, hence 4 / 2**k and x / 4
-    exponent = e.let(e.bit_and(e.sub(e.bits(u), TWO_THIRDS), EXPONENT))
-    inverse = e.let(e.bitcast(e.sub(e.int_of(0x40800000), exponent), f32))
+    # k from 1 + x as rounded, f = x / 2**k + (1 / 2**k - 1) from x itself; the quotients are exact for all
+    # k that matter.  k can be that of the format's infinity, hence 4 / 2**k and x / 4
+    c = FORMATS[x.dtype.name]
+    exponent = e.let(e.bit_and(e.sub(e.bits(u), c.two_thirds), c.exponent))
+    inverse = e.let(e.bitcast(e.sub(e.of(c.four, exponent), exponent), x.dtype))
     f = e.let(e.mad(e.mul(x, 0.25), inverse, e.mad(inverse, 0.25, -1.0)))
-    return natural(e, e.mul(e.cast(exponent, f32), 2.0**-23), f)
+    return natural(e, e.let(_exponent_number(e, exponent, e.of(0.0, x))), f)

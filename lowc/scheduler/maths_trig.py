@@ -1,14 +1,15 @@
-"""sin, cos, tan and their inverses in f32.
+"""sin, cos and tan in f32 and (up to 2**20) f64, their inverses in f32.
 
 The argument of sin, cos and tan is reduced to r = x - n pi/2, |r| <= 0.81, and n mod 4.  Below 2**18 by
 pi/2 in three parts with fma, in two parts in f64 without (Cody and Waite); from there on by multiplying the
 mantissa with the 96 bits of 2/pi that matter for its exponent (M. Payne and R. Hanek, "Radian reduction for
-trigonometric functions", SIGNUM 18, 1983), which is right for every finite x.
+trigonometric functions", SIGNUM 18, 1983), which is right for every finite x.  In f64 likewise, |r| <= 0.786, with
+fma by three parts, without by four short ones.
 """
 
 from collections.abc import Callable
 
-from lowc.ir.nodes import Expr
+from lowc.ir.nodes import Expr, Op
 from lowc.ir.types import f32, f64, i32
 from lowc.scheduler import maths_tables as tables
 from lowc.scheduler.maths_emit import Emit
@@ -19,16 +20,19 @@ NAN = float("nan")
 
 
 def _reduced_small(e: Emit, magnitude: Expr) -> tuple[Expr, Expr]:
-    """``reduced`` for ``magnitude`` < 2**18, inf and NaN."""
-    n, t = e.nearest(magnitude, tables.TWO_OVER_PI)
+    """(r, n) for ``magnitude`` < 2**18 (f64: 2**20), inf and NaN."""
+    single = magnitude.dtype.bits == 32
+    n, t = e.nearest(magnitude, tables.TWO_OVER_PI if single else tables.TWO_OVER_PI_WIDE)
+    r = magnitude
+    if single and not e.fused:
+        n, r = e.let(e.cast(n, f64)), e.cast(magnitude, f64)
     if e.fused:
-        high, middle, low = tables.HALF_PI
-        r = e.mad(n, -low, e.mad(n, -middle, e.mad(n, -high, magnitude)))
+        parts = tables.HALF_PI if single else tables.HALF_PI_DOUBLE
     else:
-        high, low = tables.HALF_PI_WIDE
-        wide = e.let(e.cast(n, f64))
-        r = e.cast(e.mad(wide, -low, e.mad(wide, -high, e.cast(magnitude, f64))), f32)
-    return r, e.unsigned_bits(t)
+        parts = tables.HALF_PI_WIDE if single else tables.HALF_PI_SHORT
+    for part in parts:
+        r = e.mad(n, -part, r)
+    return e.cast(r, f32) if single and not e.fused else r, e.unsigned_bits(t)
 
 
 def _reduced_large(e: Emit, bits: Expr) -> tuple[Expr, Expr]:
@@ -54,50 +58,63 @@ def _reduced_large(e: Emit, bits: Expr) -> tuple[Expr, Expr]:
     return e.cast(e.mad(fraction, unit * 2.0**-30, e.mul(rest, unit * 2.0**-61)), f32), n
 
 
-def _reduced(e: Emit, x: Expr, finish: Callable[[Emit, Expr, Expr], Expr]) -> Expr:
-    """finish(r, n), where |x| - r is n * pi/2 modulo 2 pi; n is a u32 of which two bits count, r NaN for an infinite or NaN x."""
+def _reduced(e: Emit, x: Expr, finish: Callable[[Emit, Expr, Expr], Expr], name: str) -> Expr:
+    """finish(r, n), where |x| - r is n * pi/2 modulo 2 pi; two bits of the unsigned n count; r is NaN for inf and NaN.
+
+    In f64 the op ``name`` itself (of the C library) does the large arguments.
+    """
     magnitude = e.let(e.abs(x))
     small, small_n = _reduced_small(e, magnitude)
+    if x.dtype.bits == 64:
+        return e.rarely(e.gt(magnitude, 2.0**20), Op(name, (x,), x.dtype), finish(e, e.let(small), e.let(small_n)))
     bits = e.let(e.unsigned_bits(magnitude))
     large = e.let(e.lt(e.sub(bits, LARGE), INFINITE - LARGE))
     if e.branches:
         slow = e.unnamed()
-        return e.rarely(
-            large, finish(slow, *_reduced_large(slow, bits)), finish(e, e.let(small), e.let(small_n))
-        )
+        far = finish(slow, *_reduced_large(slow, bits))
+        return e.rarely(large, far, finish(e, e.let(small), e.let(small_n)))
     far, far_n = _reduced_large(e, bits)
     return finish(e, e.let(e.select(large, far, small)), e.let(e.select(large, far_n, small_n)))
 
 
 def _sin_cos(e: Emit, r: Expr) -> tuple[Expr, Expr]:
-    """sin and cos of |r| <= 0.81."""
+    """sin and cos of |r| <= 0.81 (f64: 0.786)."""
+    sines, cosines = (tables.SIN, tables.COS) if r.dtype.bits == 32 else (tables.SIN_DOUBLE, tables.COS_DOUBLE)
     square = e.let(e.mul(r, r))
-    sine = e.mad(e.mul(e.poly(square, tables.SIN), square), r, r)
-    return sine, e.mad(e.poly(square, tables.COS), square, 1.0)
+    sine = e.mad(e.mul(e.poly(square, sines), square), r, r)
+    return sine, e.mad(e.poly(square, cosines), square, 1.0)
 
 
-def _quadrant(e: Emit, r: Expr, n: Expr, sign: Expr) -> Expr:
-    """sin(r + n pi/2), with the other sign if the upper bit of ``sign`` (u32) is set."""
-    sine, cosine = _sin_cos(e, r)
-    y = e.select(e.ne(e.bit_and(n, 1), 0), cosine, sine)
-    flip = e.bit_xor(e.shl(e.bit_and(n, 2), 30), sign)
-    return e.bitcast(e.bit_xor(e.unsigned_bits(y), flip), f32)
+def _sign_bit(x: Expr) -> int:
+    return 1 << (x.dtype.bits - 1)
+
+
+def _flipped(e: Emit, y: Expr, flip: Expr) -> Expr:
+    """``y`` with the sign changed where the upper bit of ``flip`` is set."""
+    return e.bitcast(e.bit_xor(e.unsigned_bits(y), flip), y.dtype)
 
 
 def _sign_of(e: Emit, x: Expr) -> Expr:
-    return e.bit_and(e.unsigned_bits(x), 0x80000000)
+    return e.bit_and(e.unsigned_bits(x), _sign_bit(x))
+
+
+def _quadrant(e: Emit, r: Expr, n: Expr, sign: Expr) -> Expr:
+    """sin(r + n pi/2), with the other sign if the upper bit of ``sign`` is set."""
+    sine, cosine = _sin_cos(e, r)
+    y = e.select(e.ne(e.bit_and(n, 1), 0), cosine, sine)
+    return _flipped(e, y, e.bit_xor(e.shl(e.bit_and(n, 2), r.dtype.bits - 2), sign))
 
 
 def sin(e: Emit, x: Expr) -> Expr:
-    return _reduced(e, x, lambda f, r, n: _quadrant(f, r, n, _sign_of(f, x)))
+    return _reduced(e, x, lambda f, r, n: _quadrant(f, r, n, _sign_of(f, x)), "sin")
 
 
 def cos(e: Emit, x: Expr) -> Expr:
-    return _reduced(e, x, lambda f, r, n: _quadrant(f, r, f.let(f.add(n, 1)), f.of(0, n)))
+    return _reduced(e, x, lambda f, r, n: _quadrant(f, r, f.let(f.add(n, 1)), f.of(0, n)), "cos")
 
 
 def tan(e: Emit, x: Expr) -> Expr:
-    return _reduced(e, x, lambda f, r, n: _tan(f, r, n, _sign_of(f, x)))
+    return _reduced(e, x, lambda f, r, n: _tan(f, r, n, _sign_of(f, x)), "tan")
 
 
 def _tan(e: Emit, r: Expr, n: Expr, sign: Expr) -> Expr:
@@ -105,7 +122,7 @@ def _tan(e: Emit, r: Expr, n: Expr, sign: Expr) -> Expr:
     odd = e.let(e.bit_and(n, 1))
     swap = e.let(e.ne(odd, 0))
     y = e.div(e.select(swap, cosine, sine), e.select(swap, sine, cosine))
-    return e.bitcast(e.bit_xor(e.unsigned_bits(y), e.bit_xor(e.shl(odd, 31), sign)), f32)
+    return _flipped(e, y, e.bit_xor(e.shl(odd, r.dtype.bits - 1), sign))
 
 
 # ---------------------------------------------------------------- inverses

@@ -1,8 +1,8 @@
 """memory: SCHEDULED → BUFFERED.  Temps get places in one workspace, shared where lifetimes allow; equal kernels become one.
 
-A temp that launches alone touch, and that the call does not return, lives in the workspace from its first to its last step; places
-are given first-fit by offset.  Symbolic sizes: a place is shared only between temps of equal size, new places follow one another.
-Temps that extern calls make or read, and what is returned, stay tensors of their own.
+A temp that a launch makes, and that the call does not return, lives in the workspace from its first to its last step; places are
+given first-fit by offset.  Symbolic sizes: a place is shared only between temps of equal size, new places follow one another.
+What extern calls make, and what is returned, are tensors of their own.
 """
 
 import re
@@ -26,11 +26,21 @@ ALIGN = 64  # bytes; a cache line, and the widest vector
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with ``placed`` and ``workspace`` filled in and one Kernel object for launches of equal text."""
+    module = _touched_only(module)
     placed, workspace = _plan(module)
     steps = _share_kernels(module)
     return Module(
         "BUFFERED", module.symbols, module.inputs, module.temps, module.outputs, steps, placed, workspace
     )
+
+
+def _touched_only(module: Module) -> Module:
+    """``module`` without temps that no step touches and the call does not return."""
+    alive = returned(module)
+    for step in module.steps:
+        alive.update(id(b) for b in (*_reads(step), *_writes(step)))
+    temps = tuple([t for t in module.temps if id(t) in alive])
+    return Module(module.level, module.symbols, module.inputs, temps, module.outputs, module.steps)
 
 
 @dataclass(slots=True)
@@ -45,14 +55,13 @@ class _Life:
 
 def _plan(module: Module) -> tuple[tuple[tuple[str, Index], ...], Index]:
     outside = returned(module)
+    outside |= {id(r) for s in module.steps if isinstance(s, Extern) for r in s.results}
     lives: dict[int, _Life] = {}
     temps = {id(t) for t in module.temps}
     for number, step in enumerate(module.steps):
         for buffer in (*_reads(step), *_writes(step)):
             if id(buffer) not in temps:
                 continue
-            if isinstance(step, Extern):
-                outside.add(id(buffer))
             life = lives.get(id(buffer))
             if life is None:
                 lives[id(buffer)] = _Life(buffer, storage_size(buffer) * buffer.dtype.bytes, number, number)
@@ -63,7 +72,8 @@ def _plan(module: Module) -> tuple[tuple[tuple[str, Index], ...], Index]:
     symbolic = [life for life in wanted if constant(life.size) is None]
     placed: list[tuple[str, Index]] = []
     top = _place_numeric(numeric, placed)
-    return tuple(placed), _place_symbolic(symbolic, placed, top)
+    end = _place_symbolic(symbolic, placed, top)
+    return tuple(placed), end
 
 
 def _place_numeric(lives: list[_Life], placed: list[tuple[str, Index]]) -> int:

@@ -199,6 +199,8 @@ def prune(module: Module, steps: Sequence[Launch | Extern]) -> Module:
     for step in steps:
         alive.update(id(b) for b in step_reads(step))
         alive.update(id(b) for b in step_writes(step))
+        if isinstance(step, Launch):
+            alive.update(id(b) for b in step.args)
     temps = tuple([t for t in module.temps if id(t) in alive])
     return Module(
         module.level, module.symbols, module.inputs, temps, module.outputs, tuple(steps), module.placed, module.workspace
