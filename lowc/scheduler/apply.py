@@ -446,8 +446,6 @@ def conflict(loop: For, kind: Kind) -> str:
     for group in accesses.values():
         written = [a for a in group if isinstance(a, Store)]
         if written and not _separate(loop.axis, inner, group):
-            if kind.name == "parallel" and all(a.reducer for a in written) and len(written) == len(group):
-                continue
             return f"iterations meet in {written[0].buffer.name}"
     return ""
 
@@ -483,10 +481,11 @@ def _separate(axis: Axis, inner: set[Atom], group: Sequence[Load | Store]) -> bo
         below = _part(rest, inner, False) - base
         for term in _part(rest, inner, True).terms:
             single = Index((term,))
+            if not mod(single, reach).terms:
+                continue
             if any(isinstance(a, Opaque) for a in index_atoms(single)):
                 return False
-            if mod(single, reach).terms:
-                below = below + single
+            below = below + single
         if below.terms and not (prove_nonneg(below) and prove_nonneg(stride - 1 - below)):
             return False
     return True

@@ -77,6 +77,8 @@ def _nest(loop: For, lanes: int, target: Target, threads: bool, top: bool) -> li
     if column is not None:
         return _column_reduction(loop, column, lanes, target, parallel)
     bound = _vectorise(loop, lanes, vectors)
+    if parallel and (columns := _scatter_columns(chain, bound, target)) is not None:
+        return _scatter(chain, columns, lanes, target)
     if parallel:
         best = _parallel_axis(chain, bound, target)
         if best is None:
@@ -135,6 +137,30 @@ def _parallel_axis(chain: list[For], bound: set[str], target: Target) -> For | N
     if estimate(first.axis.extent) > 1 and not conflict(first, Kind("parallel")):
         return first
     return None
+
+
+def _scatter_columns(chain: list[For], bound: set[str], target: Target) -> For | None:
+    """The innermost loop, over lanes, of a nest whose outer iterations meet in memory (rows added at places that data tells)."""
+    inner = chain[-1]
+    if len(chain) < 2 or inner.axis.name not in bound or not conflict(chain[0], Kind("parallel")):
+        return None
+    if (constant(inner.axis.extent) or 0) < 2 * target.cores * TILE_MIN or conflict(inner, Kind("parallel")):
+        return None
+    return inner
+
+
+def _scatter(chain: list[For], columns: For, lanes: int, target: Target) -> list[Primitive]:
+    """Columns shared among the cores, each of which takes all rows in order: no two cores meet, and the result is always the same."""
+    name = columns.axis.name
+    width = (constant(columns.axis.extent) or 0) // (2 * target.cores)
+    size = max(lanes, width // lanes * lanes)
+    order = [f"{name}_o", *(f.axis.name for f in chain[:-1]), f"{name}_i"]
+    return [
+        Split(name, size),
+        Reorder(tuple(order)),
+        Bind(f"{name}_o", Kind("parallel")),
+        Bind(f"{name}_i", Kind("vector", lanes)),
+    ]
 
 
 def _chunk(loop: For, lanes: int, target: Target) -> int:

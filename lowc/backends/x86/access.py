@@ -120,11 +120,8 @@ def _to_memory(r: Region, value: Val) -> str:
     return r.b.pure(f"zext {value.type} {value.text} to {vector('i8', value.lanes)}")
 
 
-def store(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | None, reducer: str, atomic: bool) -> None:
-    """Writes or, with a ``reducer``, combines.  ``atomic``: other cores may combine into the same element."""
-    if reducer and atomic:
-        _atomic(r, buffer, index, value, mask, reducer)
-        return
+def store(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | None, reducer: str) -> None:
+    """Writes or, with a ``reducer``, combines; no other core touches the same element (a schedule binds no such axis to cores)."""
     if r.lanes is not None and varies(r, index):
         full = both(r, mask, r.lanes.mask)
         if not _is_contiguous(r, index):
@@ -171,16 +168,6 @@ def _scatter(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | No
     r.b.line(
         f"call void @{function}({type_} {text}, <{count} x ptr> {pointers}, i32 {buffer.dtype.bytes}, {mask.type} {mask.text})"
     )
-
-
-_ATOMIC = {"add": "add", "max": "max", "min": "min", "and": "and", "or": "or"}
-
-
-def _atomic(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | None, reducer: str) -> None:
-    if r.lanes is not None or mask is not None or buffer.dtype.kind not in "iu" or reducer not in _ATOMIC:
-        raise CodegenError(f"no atomic {reducer} on {buffer.dtype} {buffer.name}")
-    word = ("u" if buffer.dtype.kind == "u" else "") + _ATOMIC[reducer] if reducer in ("max", "min") else _ATOMIC[reducer]
-    r.b.line(f"atomicrmw {word} ptr {address(r, buffer, index)}, {value.type} {value.text} monotonic")
 
 
 def checked_index(r: Region, value: Val, size: Val, mask: Val) -> Val:

@@ -104,8 +104,7 @@ class Emitter:
     def store(self, stmt: Store) -> None:
         mask = None if stmt.mask is None else self.eval(stmt.mask)
         value = self.eval(stmt.value)
-        atomic = bool(stmt.reducer) and self.in_parallel and stmt.buffer.space == "global"
-        access.store(self.r, stmt.buffer, stmt.index[0], value, mask, stmt.reducer, atomic)
+        access.store(self.r, stmt.buffer, stmt.index[0], value, mask, stmt.reducer)
 
     def acc(self, stmt: Acc) -> None:
         lanes = self.r.lanes.count if self.r.lanes else 0
