@@ -6,8 +6,8 @@
   ``f32(bf16(x))`` stays, except where x is a bf16 value anyway (of a max, say).  Loads, stores, selects and
   bitcasts of narrow floats remain.  Accumulators of narrow floats become f32.
 * Without "f16c", casts from and to f16 are integer arithmetic.
-* ``mad`` becomes ``fma`` where the target has it, else mul and add; ``fma`` without it goes by f64; ``ldexp`` without "scalef" goes by f64;
-  min and max of bool become ``and`` and ``or``.
+* ``mad`` becomes ``fma`` where the target has it, else mul and add; ``fma`` without it goes by f64;
+  ``ldexp`` without "scalef" goes by f64; min and max of bool become ``and`` and ``or``.
 
 Values used more than once become Lets right before the statement that uses them.  Does not move, merge or
 remove statements.

@@ -20,7 +20,8 @@ NAN = float("nan")
 class Format:
     """``least``: the smallest normal number.  ``lift``: exponent of the power of two that makes denormals normal.
 
-    As bits: ``two_thirds``; ``exponent``, the mask of sign and exponent; ``four``.  ``tiny``: half a unit of 1.
+    As bits: ``two_thirds``; ``exponent``, the mask of sign and exponent; ``four``.  ``tiny``: half a unit
+    of 1.
     """
 
     least: float

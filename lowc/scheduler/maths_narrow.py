@@ -38,8 +38,9 @@ def single_to_half(e: Emit, x: Expr) -> Expr:
 def fma(e: Emit, a: Expr, b: Expr, c: Expr) -> Expr:
     """a * b + c in f32, rounded once.
 
-    The product is exact in f64; the sum is rounded to odd there, so that rounding it again does no harm (S. Boldo and G. Melquiond,
-    "Emulation of a FMA and correctly rounded sums", IEEE Transactions on Computers 57, 2008).
+    The product is exact in f64; the sum is rounded to odd there, so that rounding it again does no harm (S.
+    Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums", IEEE Transactions on Computers
+    57, 2008).
     """
     product = e.let(e.mul(e.cast(a, f64), e.cast(b, f64)))
     c = e.let(e.cast(c, f64))

@@ -3,8 +3,8 @@
 The argument of sin, cos and tan is reduced to r = x - n pi/2, |r| <= 0.81, and n mod 4.  Below 2**18 by
 pi/2 in three parts with fma, in two parts in f64 without (Cody and Waite); from there on by multiplying the
 mantissa with the 96 bits of 2/pi that matter for its exponent (M. Payne and R. Hanek, "Radian reduction for
-trigonometric functions", SIGNUM 18, 1983), which is right for every finite x.  In f64 likewise, |r| <= 0.786, with
-fma by three parts, without by four short ones.
+trigonometric functions", SIGNUM 18, 1983), which is right for every finite x.  In f64 likewise, |r| <=
+0.786, with fma by three parts, without by four short ones.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,9 @@ def _reduced(e: Emit, x: Expr, finish: Callable[[Emit, Expr, Expr], Expr], name:
     magnitude = e.let(e.abs(x))
     small, small_n = _reduced_small(e, magnitude)
     if x.dtype.bits == 64:
-        return e.rarely(e.gt(magnitude, 2.0**20), Op(name, (x,), x.dtype), finish(e, e.let(small), e.let(small_n)))
+        return e.rarely(
+            e.gt(magnitude, 2.0**20), Op(name, (x,), x.dtype), finish(e, e.let(small), e.let(small_n))
+        )
     bits = e.let(e.unsigned_bits(magnitude))
     large = e.let(e.lt(e.sub(bits, LARGE), INFINITE - LARGE))
     if e.branches:
@@ -79,7 +81,9 @@ def _reduced(e: Emit, x: Expr, finish: Callable[[Emit, Expr, Expr], Expr], name:
 
 def _sin_cos(e: Emit, r: Expr) -> tuple[Expr, Expr]:
     """sin and cos of |r| <= 0.81 (f64: 0.786)."""
-    sines, cosines = (tables.SIN, tables.COS) if r.dtype.bits == 32 else (tables.SIN_DOUBLE, tables.COS_DOUBLE)
+    sines, cosines = (
+        (tables.SIN, tables.COS) if r.dtype.bits == 32 else (tables.SIN_DOUBLE, tables.COS_DOUBLE)
+    )
     square = e.let(e.mul(r, r))
     sine = e.mad(e.mul(e.poly(square, sines), square), r, r)
     return sine, e.mad(e.poly(square, cosines), square, 1.0)

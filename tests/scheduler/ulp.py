@@ -121,6 +121,19 @@ def error(got: Array, true: Array) -> Array:
     return np.where(wrong_zero, np.inf, out)
 
 
+def double_error(got: Array, true: Array) -> Array:
+    """As ``error`` for f64, against a wider type."""
+    with np.errstate(all="ignore"):
+        near = true.astype(np.float64)
+        _, exponent = np.frexp(true)
+        unit = np.ldexp(np.longdouble(1), np.maximum(exponent, -1021) - 53)
+        out = (np.abs(got - true) / unit).astype(np.float64)
+    out = np.where(np.isinf(near) | np.isinf(got), np.where(near == got, 0.0, np.inf), out)
+    out = np.where(np.isnan(true) | np.isnan(got), np.where(np.isnan(true) & np.isnan(got), 0.0, np.inf), out)
+    wrong_zero = (near == 0) & (got == 0) & (np.signbit(true) != np.signbit(got))
+    return np.where(wrong_zero, np.inf, out)
+
+
 def sample(step: int, start: int = 0) -> Array:
     """Every ``step``-th bit pattern of f32, NaNs and denormals included, and the edges."""
     bits = np.arange(start, 2**32, step, dtype=np.uint64).astype(np.uint32)
