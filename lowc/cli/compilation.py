@@ -48,6 +48,7 @@ def compile_all(
     """Compiles and calls ``fn`` on ``args`` once, and its backward pass where there is one."""
     from lowc.compiler import compile_graph
     from lowc.frontend.capture import capture
+    from lowc.lowering.table import TABLE
     from lowc.trace import Trace
 
     # Dynamo's own word on each graph break would stand beside ours.
@@ -61,7 +62,7 @@ def compile_all(
             finally:
                 texts.append(_read(Path(folder)))
 
-    seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward)
+    seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward, keep=TABLE.keys())
     graphs = tuple(Compiled(g, *schedule(g, options), t) for g, t in zip(seen.graphs, texts))
     return Report(graphs, tuple((b.reason, b.where) for b in seen.breaks), seen.unsupported)
 

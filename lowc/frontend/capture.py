@@ -1,6 +1,6 @@
 """Runs a function once through Dynamo and AOTAutograd, and says what it was broken into.  For tools that show what happens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +38,13 @@ def capture(
     *,
     dynamic: bool | None = None,
     backward: bool = True,
+    keep: Collection[str] = (),
 ) -> Capture:
     """Calls ``fn`` (a module as well) on ``args`` under ``torch.compile``, each graph compiled by ``compile_graph``.
 
     With ``backward``, and where an output needs gradients, the sum of all outputs is propagated back, so that backward graphs
-    are captured too; else the call is made under ``no_grad``.  An exception of ``compile_graph`` is raised as it is.
+    are captured too; else the call is made under ``no_grad``.  ``keep``: see ``compile_module``.
+    An exception of ``compile_graph`` is raised as it is.
     """
     torch._dynamo.reset()
     counters["graph_break"].clear()
@@ -58,7 +60,7 @@ def capture(
         why: Any = getattr(gm, "compile_subgraph_reason", None)
         if why is not None and why.graph_break:
             breaks.append(GraphBreak(_first_line(why.reason), _frame(why.user_stack)))
-        return compile_module(gm, inputs, record)
+        return compile_module(gm, inputs, record, keep=keep)
 
     try:
         with torch.set_grad_enabled(backward):

@@ -1,7 +1,7 @@
 """Floating-point numbers computed from sizes (torch's SymFloat), as 0-d f64 tensors.
 
-``x * (1.0 / n)`` with a symbolic ``n`` has no number for the graph to hold.  The arithmetic on such numbers becomes ATen ops on 0-d
-tensors, in f64 like Python's, and the ops that take one as a scalar become their forms that take a tensor.
+``x * (1.0 / n)`` with a symbolic ``n`` has no number for the graph to hold.  The arithmetic on such numbers becomes ATen ops on
+0-d tensors, in f64 like Python's, and the ops that take one as a scalar become their forms that take a tensor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -104,8 +104,9 @@ def with_tensors(node: Node, metas: Mapping[str, TensorMeta]) -> list[Node]:
             nodes.append(_cast(f"{node.name}_{number}_", arg.ref, wide, node.where))
             args.append(Ref(nodes[-1].name))
         elif isinstance(arg, bool | int | float | Index):
-            nodes.append(Node(f"{node.name}_{number}_", "aten.scalar_tensor.default", (arg,), (("dtype", wide),), (_scalar(wide),)))
-            args.append(Ref(nodes[-1].name))
+            args.append(Ref(f"{node.name}_{number}_"))
+            kwargs = (("dtype", wide),)
+            nodes.append(Node(args[-1].name, "aten.scalar_tensor.default", (arg,), kwargs, (_scalar(wide),), node.where))
         else:
             args.append(arg)
     return [*nodes, replace(node, target=_WITH_TENSOR[node.target], args=tuple(args))]

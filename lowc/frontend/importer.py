@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from lowc.errors import Unsupported
-from lowc.frontend import floats
+from lowc.frontend import floats, functionalized
 from lowc.frontend.dtypes import dtype_of
 from lowc.frontend.shapes import index_of, symbols_of
 from lowc.frontend.source import user_line
@@ -118,6 +118,8 @@ def _call(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node
         env[node] = floats.Float(Ref(node.name))
         function = getattr(target, "__name__", str(target))
         return tuple(floats.arithmetic(node.name, function, _arg(node.args, symbols, env), user_line(node)))
+    if target is functionalized.HIGHER_ORDER:
+        return (_functionalized(node, symbols, env),)
     if not isinstance(target, torch._ops.OpOverload):
         raise Unsupported(f"{getattr(target, '__name__', target)} cannot be called by name")
     args = _arg(node.args, symbols, env)
@@ -132,8 +134,22 @@ def _call(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node
     made = Node(node.name, str(target), args, kwargs, metas, user_line(node))
     if not floats.uses_float((args, tuple(v for _, v in kwargs))):
         return (made,)
-    taken = {n.name: _tensor_meta(n.meta["val"], symbols) for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)}
+    values = {n.name: n.meta.get("val") for n in node.all_input_nodes}
+    taken = {name: _tensor_meta(v, symbols) for name, v in values.items() if isinstance(v, torch.Tensor)}
     return tuple(floats.with_tensors(made, taken))
+
+
+def _functionalized(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> Node:
+    """A call of an op that changes its arguments, which AOTAutograd has wrapped."""
+    op = node.args[0]
+    args = functionalized.encode(op, {key: _arg(value, symbols, env) for key, value in node.kwargs.items()})
+    results = node.meta["val"]
+    if not all(r is None or isinstance(r, torch.Tensor) for r in results):
+        raise Unsupported(f"{op}, which changes its arguments, returns something else than tensors")
+    numbers = iter(range(len(results)))
+    env[node] = tuple(None if r is None else Ref(node.name, next(numbers)) for r in results)
+    metas = tuple(_tensor_meta(r, symbols) for r in results if r is not None)
+    return Node(node.name, functionalized.TARGET, args, (), metas, user_line(node))
 
 
 def _picked(results: Any, number: Any) -> Any:

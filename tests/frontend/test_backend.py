@@ -62,6 +62,48 @@ def test_custom_ops_keep_their_name(recorder: Any) -> None:
     assert recorder.targets("inference")[0] == "lowc_test.twice.default"
 
 
+def test_custom_ops_that_change_arguments(recorder: Any) -> None:
+    @torch.library.custom_op("lowc_test::bump", mutates_args=("x",))
+    def bump(x: torch.Tensor, y: torch.Tensor, by: float, n: int) -> torch.Tensor:
+        x.add_(by)
+        return y * n
+
+    @torch.library.custom_op("lowc_test::negate", mutates_args=("x",))
+    def negate(x: torch.Tensor) -> None:
+        x.neg_()
+
+    bump.register_fake(lambda x, y, by, n: torch.empty_like(y))
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = x * 2
+        out = bump(z, y, 0.1, x.shape[0])
+        negate(x[1:])
+        negate(y)
+        return z + out + x
+
+    compiled = torch.compile(f, backend=recorder, fullgraph=True, dynamic=True)
+    for n in (3, 5):
+        x, y = torch.randn(n), torch.randn(n)
+        a, b = x.clone(), y.clone()
+        assert torch.equal(compiled(a, b), f(x, y))
+        assert torch.equal(a, x) and torch.equal(b, y)
+    assert recorder.targets("inference").count("lowc.functionalized.default") == 3
+
+
+def test_compiled_autograd(recorder: Any) -> None:
+    model, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+    model(x).square().sum().backward()
+    expected = [p.grad for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+
+    def step() -> None:
+        model(x).square().sum().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(step, backend=recorder)()
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+
+
 def test_changing_numbers_become_tensors(recorder: Any) -> None:
     compiled = torch.compile(lambda x, s: x * s + s, backend=recorder, fullgraph=True)
     x = torch.randn(3)

@@ -1,6 +1,7 @@
 """Small models through Dynamo, AOTAutograd and the importer, run by the reference executor: results must be eager's."""
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -286,3 +287,49 @@ def test_saved_sizes_reach_the_backward(recorder: Any) -> None:
         return x.repeat(2, 1).reshape(-1).sin()[: x.shape[0]]
 
     compare(recorder, f, torch.randn(5, 3, requires_grad=True), dynamic=True, train=True)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x / math.sqrt(x.shape[0]) + x * (1.0 / x.shape[1]),
+        lambda x: torch.full_like(x, x.shape[0] / 3) + torch.pow(x.abs() + 1, x.shape[1] / 7),
+        lambda x: (x.double() * (x.shape[0] / 3)).where(x > x.shape[0] / 50, -1.0),
+        lambda x: x.var(1) + x.std() + F.cross_entropy(x, torch.arange(x.shape[0]) % x.shape[1], label_smoothing=0.1),
+        lambda x: (x.bfloat16() * (x.shape[0] / 3)).float(),
+        lambda x: F.interpolate(x[None, None], scale_factor=1.5, mode="bilinear"),
+    ],
+)
+def test_floats_computed_from_sizes(recorder: Any, f: Callable[..., Any]) -> None:
+    compare(recorder, f, torch.randn(4, 5, requires_grad=True), dynamic=True, train=True)
+
+
+def test_assertions_on_sizes_stay(recorder: Any) -> None:
+    def f(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        size = n.item()
+        torch._check(size > 3)
+        return x * size
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(f, backend=recorder, fullgraph=True)
+        x = torch.randn(2)
+        assert torch.equal(compiled(x, torch.tensor(5)), x * 5)
+        with pytest.raises(RuntimeError):
+            compiled(x, torch.tensor(2))
+    assert len(recorder.graphs) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_language_model(recorder: Any, dynamic: bool | None) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, use_cache=False, bos_token_id=1, eos_token_id=2)
+    model = transformers.LlamaForCausalLM(config)
+    words = torch.randint(0, 99, (2, 16))
+    compiled = torch.compile(model, backend=recorder, dynamic=dynamic)
+    ours, eager = compiled(words, labels=words), model(words, labels=words)
+    assert_same(ours.logits, eager.logits)
+    parameters = list(model.parameters())
+    assert_same(torch.autograd.grad(ours.loss, parameters), torch.autograd.grad(eager.loss, parameters))
+    assert [g.name for g in recorder.graphs] == ["forward", "backward"]
