@@ -58,7 +58,7 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _made(found: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
+def _made(found: Any, inputs: tuple[Any, ...]) -> Callable[..., Any]:
     """``found`` itself, or what it makes if it is a factory: a class, or a function that does not take the inputs."""
     makes = inspect.isclass(found) or (inspect.isfunction(found) and inputs and not inspect.signature(found).parameters)
     return found() if makes else found
