@@ -106,14 +106,13 @@ class _Sharer:
             for n in using:
                 block[n + added] = self.take(block[n + added], key, row)  # type: ignore[arg-type]
             block.insert(position + added, Alloc(row))
-            later = [n for n in later]
             added += 1
             self.shared += 1
             break
         return added
 
     def costly(self, loop: For) -> dict[object, Expr]:
-        """The largest costly expressions of ``loop`` that can be shared, by key."""
+        """The costly expressions of ``loop`` that can be shared, by key, the largest first."""
         inside = {s.var.name for s in loop.body if isinstance(s, Let)}
         found: dict[object, Expr] = {}
         for stmt in loop.body:
@@ -123,8 +122,7 @@ class _Sharer:
 
     def search(self, expr: Expr, axis: Axis, inside: set[str], found: dict[object, Expr]) -> None:
         if isinstance(expr, Op) and expr.dtype.kind == "f" and weight(expr) >= COSTLY and self.sharable(expr, axis, inside):
-            found[_key(expr, axis)] = expr
-            return
+            found.setdefault(_key(expr, axis), expr)
         for child in children(expr):
             self.search(child, axis, inside, found)
 
