@@ -367,6 +367,7 @@ COPYING: dict[str, str] = {
     "aten.squeeze.dim": "aten.squeeze_copy.dim",
     "aten.squeeze.dims": "aten.squeeze_copy.dims",
     "aten.view.default": "aten.view_copy.default",
+    "aten._reshape_alias.default": "aten._reshape_alias_copy.default",
     "aten._unsafe_view.default": "aten.view_copy.default",
     "aten.view.dtype": "aten.view_copy.dtype",
     "aten.split.Tensor": "aten.split_copy.Tensor",

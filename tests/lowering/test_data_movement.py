@@ -56,6 +56,27 @@ def test_creation() -> None:
     )
     check(lambda a: (aten.fill.Scalar(a, 3), aten.fill.Tensor(a, a[0, 0])), x)
     check(lambda a: a + aten.scalar_tensor.default(3.5), x)
+    check(
+        lambda a: (
+            aten.empty_like.default(a).isnan() & False,
+            aten.new_empty.default(a, [3, 2]).isnan() & False,
+        ),
+        x,
+    )
+    check(
+        lambda a: (
+            aten.empty.memory_format([3]).isnan() & False,
+            aten.empty_permuted.default([3, 2], [1, 0]).isnan() & False,
+        ),
+        x,
+    )
+    check(
+        lambda a: (
+            aten.empty_strided.default([3, 2], [1, 3]).isnan() & False,
+            aten.new_empty_strided.default(a, [3], [1]) * 0,
+        ),
+        x,
+    )
     check(lambda a: (aten.eye.default(3), aten.eye.m(3, 5)), x, extern=None)
     for arguments in ((5,), (2, 9), (2, 9, 3), (9, 2, -2), (0.5, 3.0, 0.25), (1, 2, 0.3)):
         check(lambda a, v=arguments: torch.arange(*v), x)

@@ -306,6 +306,7 @@ def test_scalar_overloads() -> None:
         i,
     )
     check(lambda a: aten.xlogy.Scalar_Self(2.0, a), x, ulps=8)
+    check(lambda a: [aten.div.Scalar_mode(a, 2.5, rounding_mode=m) for m in ("floor", "trunc", None)], x)
     check(lambda a: (aten.copysign.Scalar(a, -1.0), aten.eq.Scalar(a, 1.0), aten.ne.Scalar(a, 1)), x)
 
 

@@ -19,7 +19,11 @@ def test_embedding_gradient() -> None:
         g = data((2, 3, 4), dtype, special=False)
         check(lambda g, i: aten.embedding_dense_backward.default(g, i, 6, -1, False), g, i)
         check(lambda g, i: aten.embedding_dense_backward.default(g, i, 6, 3, False), g, i)
-    check(lambda g, i: aten.embedding_dense_backward.default(g, i, 4, -1, False), data((2, 3, 4), F, special=False), i)
+    check(
+        lambda g, i: aten.embedding_dense_backward.default(g, i, 4, -1, False),
+        data((2, 3, 4), F, special=False),
+        i,
+    )
     check(
         lambda g, i: aten.embedding_dense_backward.default(g, i, 6, -1, True),
         data((2, 3, 4), F),
@@ -33,7 +37,12 @@ def test_index_add() -> None:
     for dtype in DTYPES:
         x, s = data((4, 5), dtype, special=False), data((3, 5), dtype, 1, special=False)
         check(lambda x, i, s: aten.index_add.default(x, 0, i, s), x, i, s)
-        check(lambda x, i, s: aten.index_add.default(x, -1, i.to(torch.int32), s.t()), x[:, :].new_zeros(5, 4), i, s)
+        check(
+            lambda x, i, s: aten.index_add.default(x, -1, i.to(torch.int32), s.t()),
+            x[:, :].new_zeros(5, 4),
+            i,
+            s,
+        )
         check(lambda x, i, s: aten.index_add.default(x, 0, i, s, alpha=2), x, i, s)
 
 
@@ -46,7 +55,13 @@ def test_scatter_add_and_reduce() -> None:
         for how in ("sum", "prod", "amax", "amin"):
             check(lambda x, i, s: aten.scatter_reduce.two(x, 1, i, s, how), x, i, s, ulps=2)  # noqa: B023
     name = "aten.scatter_reduce.two"
-    check(lambda x, i, s: aten.scatter_reduce.two(x, 1, i, s, "mean"), data((4, 5), F), i, data((2, 4), F), extern=(name,))
+    check(
+        lambda x, i, s: aten.scatter_reduce.two(x, 1, i, s, "mean"),
+        data((4, 5), F),
+        i,
+        data((2, 4), F),
+        extern=(name,),
+    )
 
 
 PUTS: dict[str, Any] = {
@@ -61,7 +76,15 @@ PUTS: dict[str, Any] = {
 def test_index_put(name: str) -> None:
     i, j = torch.tensor([[0, -1], [2, -1]]), torch.tensor([[-6, 5], [0, 5]])
     for dtype in DTYPES:
-        check(PUTS[name], data((4, 6, 5), dtype, special=False), i, j, data((2, 2), dtype, 1, special=False), ulps=2, floor=1.0)
+        check(
+            PUTS[name],
+            data((4, 6, 5), dtype, special=False),
+            i,
+            j,
+            data((2, 2), dtype, 1, special=False),
+            ulps=2,
+            floor=1.0,
+        )
 
 
 def test_places_out_of_range_raise() -> None:
@@ -92,7 +115,12 @@ def test_average_pool(how: tuple[Any, ...]) -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x = data((2, 3, 7, 9), dtype, special=False)
         check(lambda a: aten.avg_pool2d.default(a, *how), x, ulps=4, floor=1.0)
-        check(lambda a: aten.avg_pool2d.default(a, *how), x.to(memory_format=torch.channels_last), ulps=4, floor=1.0)
+        check(
+            lambda a: aten.avg_pool2d.default(a, *how),
+            x.to(memory_format=torch.channels_last),
+            ulps=4,
+            floor=1.0,
+        )
         g = aten.avg_pool2d.default(x, *how)
         check(lambda g, a: aten.avg_pool2d_backward.default(g, a, *how), g, x, ulps=4, floor=1.0)
     check(lambda a: aten.avg_pool2d.default(a, *how), data((3, 7, 9), F, special=False), ulps=4, floor=1.0)
