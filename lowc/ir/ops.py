@@ -35,7 +35,8 @@ class OpRow:
 
 def _pow(a: Any, b: Any) -> Any:
     # A copy of the exponent for each element: numpy turns a lone 0.5 into a square root, which differs at -inf and -0.0.
-    return np.power(a, np.broadcast_to(b, np.broadcast(a, b).shape).copy())
+    shape = np.broadcast(a, b).shape
+    return np.power(a, np.broadcast_to(b, shape or (1,)).copy()).reshape(shape)
 
 
 def _erf(x: Any) -> Any:
@@ -57,6 +58,18 @@ def _sigmoid(x: Any) -> Any:
 def _truncdiv(a: Any, b: Any) -> Any:
     quotient = np.floor_divide(a, b)
     return quotient + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0))).astype(quotient.dtype)
+
+
+def _mulhi(a: Any, b: Any) -> Any:
+    """The upper half of the exact product; of 64 bits from four products of halves."""
+    bits = np.asarray(a).dtype.itemsize * 8
+    x, y = a.astype(np.uint64), b.astype(np.uint64)
+    if bits < 64:
+        return ((x * y) >> bits).astype(a.dtype)
+    low = np.uint64(2**32 - 1)
+    x0, x1, y0, y1 = x & low, x >> 32, y & low, y >> 32
+    middle = x1 * y0 + ((x0 * y0) >> 32)
+    return x1 * y1 + (middle >> 32) + ((x0 * y1 + (middle & low)) >> 32)
 
 
 def _shift(f: Callable[..., Any], fill: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -84,7 +97,7 @@ def _fma(a: Any, b: Any, c: Any) -> Any:
 
 def _fma_one(plain: float, a: float, b: float, c: float) -> float:
     if not (isfinite(a) and isfinite(b) and isfinite(c)):
-        return plain
+        return c if isfinite(a) and isfinite(b) else plain  # not plain if the product overflows
     try:
         return float(Fraction(a) * Fraction(b) + Fraction(c)) or plain
     except OverflowError:
@@ -113,7 +126,7 @@ OPS: dict[str, OpRow] = {
         OpRow("max", 2, "biuf", "same", np.maximum, commutative=True),
         OpRow("fma", 3, "f", "same", _fma),
         OpRow("mad", 3, "f", "same", lambda a, b, c: a * b + c),
-        OpRow("mulhi", 2, "u", "same", lambda a, b: ((a.astype(np.uint64) * b.astype(np.uint64)) >> 32).astype(a.dtype)),
+        OpRow("mulhi", 2, "u", "same", _mulhi),
         OpRow("sqrt", 1, "f", "same", np.sqrt),
         OpRow("copysign", 2, "f", "same", np.copysign),
         # rounding to integral values
