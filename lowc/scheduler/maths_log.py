@@ -94,20 +94,36 @@ def log(e: Emit, x: Expr) -> Expr:
 def log2(e: Emit, x: Expr) -> Expr:
     k, f = split(e, x)
     if x.dtype.bits == 32:
+        rest = e.mul(e.mul(f, f), e.poly(f, tables.LOG2))
+        if not e.fused:
+            return with_edges(e, x, _sum(e, k, f, tables.LOG2_E_SHORT, rest))
         high, low = tables.LOG2_E_PARTS
-        y = e.mad(f, low, e.mul(e.mul(f, f), e.poly(f, tables.LOG2)))
-        return with_edges(e, x, e.add(e.mad(f, high, y), k))
+        return with_edges(e, x, e.add(e.mad(f, high, e.mad(f, low, rest)), k))
     high, low = tables.LOG2_E_DOUBLE
     y = e.let(_double_log1p(e, f))
     return with_edges(e, x, e.add(e.mad(y, high, e.mul(y, low)), k))
+
+
+def _sum(e: Emit, k: Expr, f: Expr, parts: tuple[float, float], rest: Expr) -> Expr:
+    """k + f * (parts) + rest in f32 without fma.
+
+    Just above 4/3, k and f cancel in part, so that a rounding of their product would weigh twice: f is cut to 12
+    bits, whose product with the first of ``parts``, of 12 bits as well, is exact (Dekker's splitting, 1971).
+    """
+    high, low = parts
+    top = e.let(e.bitcast(e.bit_and(e.bits(f), -1 << 12), f.dtype))
+    tail = e.mad(f, low, e.mad(e.sub(f, top), high, rest))
+    return e.add(e.mad(top, high, k), tail)
 
 
 def log10(e: Emit, x: Expr) -> Expr:
     k, f = split(e, x)
     if x.dtype.bits == 32:
         (high, low), (high2, low2) = tables.LOG10_E, tables.LOG10_2
-        y = e.mad(f, low, e.mad(k, low2, e.mul(e.mul(f, f), e.poly(f, tables.LOG10))))
-        return with_edges(e, x, e.mad(k, high2, e.mad(f, high, y)))
+        rest = e.mad(k, low2, e.mul(e.mul(f, f), e.poly(f, tables.LOG10)))
+        if not e.fused:
+            return with_edges(e, x, _sum(e, e.mul(k, high2), f, tables.LOG10_E_SHORT, rest))
+        return with_edges(e, x, e.mad(k, high2, e.mad(f, high, e.mad(f, low, rest))))
     (high, low), (high2, low2) = tables.LOG10_E_DOUBLE, tables.LOG10_2_DOUBLE
     y = e.let(_double_log1p(e, f))
     return with_edges(e, x, e.mad(k, high2, e.mad(y, high, e.mad(y, low, e.mul(k, low2)))))
