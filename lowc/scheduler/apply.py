@@ -39,6 +39,7 @@ from lowc.ir.nodes import (
 )
 from lowc.ir.walk import Substitution, exprs, make_kernel, map_exprs, names, parts, rewrite, statements
 from lowc.scheduler.nest import touched
+from lowc.scheduler.rename import fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +152,6 @@ def _replace(body: Sequence[Stmt], axis: str, change: Callable[[For], Sequence[S
                 stmt = For(stmt.axis, inner, stmt.kind) if isinstance(stmt, For) else If(stmt.cond, inner)
         out.append(stmt)
     return tuple(out), found
-
-
-def fresh(wanted: str, taken: set[str]) -> str:
-    """``wanted``, or with a number behind it, whichever is not ``taken``; it then is."""
-    name, number = wanted, 0
-    while name in taken:
-        number += 1
-        name = f"{wanted}{number}"
-    taken.add(name)
-    return name
 
 
 # ---------------------------------------------------------------- primitives

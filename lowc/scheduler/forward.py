@@ -31,6 +31,7 @@ from lowc.ir.ops import CHECKS
 from lowc.ir.walk import buffers, exprs, indices, loads, make_kernel, map_exprs, names, parts, rewrite, stores
 from lowc.options import Options
 from lowc.scheduler.nest import prune, returned, step_reads
+from lowc.scheduler.rename import fresh
 from lowc.target import Target
 
 Known = dict[tuple[int, tuple[Index, ...]], Expr]
@@ -80,7 +81,7 @@ def _block(body: Sequence[Stmt], known: Known, taken: set[str]) -> tuple[Stmt, .
             if stmt.mask is None and not stmt.reducer:
                 value = stmt.value
                 if not isinstance(value, Var | Const):
-                    value = Var(_fresh(stmt.buffer.name, taken), value.dtype)
+                    value = Var(fresh(f"v_{stmt.buffer.name}", taken), value.dtype)
                     out.append(Let(value, stmt.value))
                     stmt = Store(stmt.buffer, stmt.index, value)
                 known[id(stmt.buffer), stmt.index] = value
@@ -101,15 +102,6 @@ def _known_value(part: Expr, known: Known) -> Expr:
         return value
     zero = Const(False if part.dtype.kind == "b" else 0.0 if part.dtype.kind == "f" else 0, part.dtype)
     return Op("select", (part.mask, value, zero), part.dtype)
-
-
-def _fresh(buffer: str, taken: set[str]) -> str:
-    name, number = f"v_{buffer}", 0
-    while name in taken:
-        number += 1
-        name = f"v_{buffer}_{number}"
-    taken.add(name)
-    return name
 
 
 # ---------------------------------------------------------------- pruning

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowc.ir.index import Axis, Index, ix
-from lowc.ir.nodes import Acc, Extern, For, Launch, Let, Module, Stmt, Store, Var
+from lowc.ir.nodes import Extern, For, Launch, Let, Module, Stmt, Store
 from lowc.ir.walk import Substitution, buffers, loads, make_kernel, names, statements, stores
 from lowc.options import Options
 from lowc.scheduler.merge import merge
 from lowc.scheduler.nest import estimate, numel, plain_axis, prune, step_reads, step_writes
+from lowc.scheduler.rename import apart, fresh
 from lowc.target import Target
 
 MAX_STATEMENTS = 160  # of a fused kernel
@@ -145,13 +146,13 @@ def _join(first: _Group, second: _Group) -> _Group | None:
         return None
     if len({*map(id, a.kernel.params), *map(id, b.kernel.params)}) > MAX_PARAMS:
         return None
-    mine = _apart(b.kernel.body, names(a.kernel.body) | {p.name for p in a.kernel.params})
+    mine = apart(b.kernel.body, names(a.kernel.body) | {p.name for p in a.kernel.params})
     for head, body in _variants(a.kernel.body, mine):
         block, joined = merge(head, body)
         if (joined or _is_epilogue(b, a)) and _wide_enough(block, first, second):
             params = buffers(block)
             taken = {p.name for p in params}
-            block_ = _apart(block, taken) if names(block) & taken else tuple(block)
+            block_ = apart(block, taken) if names(block) & taken else tuple(block)
             kernel = make_kernel(_name(a.kernel.name, b.kernel.name), block_, params)
             step = Launch(kernel, tuple(params), tuple(dict.fromkeys((*a.origin, *b.origin))))
             return _group(step, first.position)
@@ -231,7 +232,7 @@ def _split(body: Sequence[Stmt], loop: For, extents: Sequence[Index]) -> tuple[S
     axes: list[Axis] = []
     position = ix(0)
     for number, extent in enumerate(extents):
-        axis = Axis(_fresh(f"{loop.axis.name}_{number}", taken), extent)
+        axis = Axis(fresh(f"{loop.axis.name}_{number}", taken), extent)
         axes.append(axis)
         position = position * extent + axis
     inner = Substitution({loop.axis: position}).body(loop.body)
@@ -269,35 +270,3 @@ def _counterpart(axis: Axis, a: Sequence[Stmt], b: Sequence[Stmt]) -> Axis | Non
             if found is not None and plain_axis(theirs) == axis and found.extent == axis.extent:
                 return found
     return None
-
-
-# ---------------------------------------------------------------- names
-
-
-def _fresh(wanted: str, taken: set[str]) -> str:
-    name, number = wanted, 0
-    while name in taken:
-        number += 1
-        name = f"{wanted}_{number}"
-    taken.add(name)
-    return name
-
-
-def _apart(body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
-    """``body`` with every bound name that is in ``taken`` renamed."""
-    own = names(body)
-    clashes = own & taken
-    if not clashes:
-        return tuple(body)
-    used = own | taken
-    replace = Substitution()
-    for stmt in statements(body):
-        if isinstance(stmt, For) and stmt.axis.name in clashes:
-            replace.atoms[stmt.axis] = ix(Axis(_fresh(stmt.axis.name, used), stmt.axis.extent))
-        elif isinstance(stmt, Let) and stmt.var.name in clashes:
-            replace.rename(stmt.var.name, Var(_fresh(stmt.var.name, used), stmt.var.dtype))
-        elif isinstance(stmt, Acc):
-            for var in stmt.vars:
-                if var.name in clashes:
-                    replace.rename(var.name, Var(_fresh(var.name, used), var.dtype))
-    return replace.body(body)

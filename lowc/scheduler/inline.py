@@ -39,12 +39,12 @@ from lowc.ir.walk import (
     names,
     parts,
     rewrite,
-    statements,
     stores,
     with_mask,
 )
 from lowc.options import Options
 from lowc.scheduler.nest import MapNest, as_map, estimate, is_free, numel, prune, step_reads, uses, weight
+from lowc.scheduler.rename import apart, fresh
 from lowc.target import Target
 
 MAX_DEPTH = 24  # maps inlined one through the other; longer chains meet again in ``fuse``
@@ -187,14 +187,6 @@ class _Inliner:
         self.taken = taken
         self.fused: dict[int, Launch] = {}
 
-    def fresh(self, wanted: str) -> str:
-        name, number = wanted, 0
-        while name in self.taken:
-            number += 1
-            name = f"{wanted.rstrip('0123456789_')}_{number}" if number < 3 else f"t{len(self.taken)}_{number}"
-        self.taken.add(name)
-        return name
-
     def body(self, body: Sequence[Stmt], known: dict[object, Expr]) -> tuple[Stmt, ...]:
         """``body`` with loads of chosen maps replaced; ``known`` has what enclosing blocks have evaluated."""
         out: list[Stmt] = []
@@ -246,7 +238,7 @@ class _Inliner:
     def named(self, wanted: str, value: Expr, out: list[Stmt]) -> Expr:
         if isinstance(value, Const | Var):
             return value
-        var = Var(self.fresh(wanted), value.dtype)
+        var = Var(fresh(wanted, self.taken), value.dtype)
         out.append(Let(var, value))
         return var
 
@@ -267,22 +259,5 @@ def _expand(step: Launch, chosen: dict[int, tuple[MapNest, Launch]]) -> Launch:
     body = inliner.body(step.kernel.body, {})
     params = buffers(body)
     origin = tuple(dict.fromkeys(o for launch in (*inliner.fused.values(), step) for o in launch.origin))
-    kernel = make_kernel(step.kernel.name, _unshadow(body, {b.name for b in params}), params)
+    kernel = make_kernel(step.kernel.name, apart(body, {b.name for b in params}), params)
     return Launch(kernel, tuple(params), origin)
-
-
-def _unshadow(body: tuple[Stmt, ...], taken: set[str]) -> tuple[Stmt, ...]:
-    """Renames lets that have got the name of a param (a let is named after the buffer it replaces)."""
-    clashes = names(body) & taken
-    if not clashes:
-        return body
-    used = names(body) | taken
-    replace = Substitution()
-    for name in sorted(clashes):
-        number = 1
-        while f"{name}_{number}" in used:
-            number += 1
-        used.add(f"{name}_{number}")
-        dtype = next(s.var.dtype for s in statements(body) if isinstance(s, Let) and s.var.name == name)
-        replace.rename(name, Var(f"{name}_{number}", dtype))
-    return replace.body(body)

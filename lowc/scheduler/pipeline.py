@@ -15,6 +15,7 @@ from lowc.ir.printer import print_module
 from lowc.ir.verify import verify_module
 from lowc.options import Options
 from lowc.scheduler import (
+    attach,
     fold,
     forward,
     fuse,
@@ -44,6 +45,7 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
+    Pass("attach", attach.run, "LOOPS", "LOOPS", True, "passes tell buffers by identity; kernels from text have params of their own"),
     Pass("inline", inline.run, "LOOPS", "LOOPS", False, "a map computed where it is used needs no memory"),
     Pass("fuse", fuse.run, "LOOPS", "LOOPS", False, "kernels over common loops read shared data once"),
     Pass("forward", forward.run, "LOOPS", "LOOPS", False, "fusing leaves loads of what was just stored, and stores nobody reads"),
@@ -59,6 +61,7 @@ PASSES: tuple[Pass, ...] = (
 )
 
 ORDER: tuple[tuple[str, str, str], ...] = (
+    ("attach", "inline", "a load is matched with the kernel that stores its buffer"),
     ("inline", "fuse", "fusing first would tie a map to one consumer's loops, though it could vanish"),
     ("fuse", "forward", "stores and loads meet in one iteration only once kernels are fused"),
     ("forward", "localise", "what is forwarded needs no scratch memory"),

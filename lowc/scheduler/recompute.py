@@ -46,6 +46,7 @@ from lowc.ir.walk import (
 from lowc.options import Options
 from lowc.scheduler.forward import prune_body
 from lowc.scheduler.nest import estimate, plain_axis, private, prune, weight
+from lowc.scheduler.rename import fresh
 from lowc.target import Target
 
 CHEAP = 3  # cheap instructions that cost about what a load from the nearest cache does
@@ -229,7 +230,7 @@ def _instance(found: _Definition, load: Load, out: list[Stmt], taken: set[str]) 
             place[axis] = wanted
     replace = Substitution(place)
     for let in found.lets:
-        var = Var(_fresh(let.var.name, taken), let.var.dtype)
+        var = Var(fresh(let.var.name, taken), let.var.dtype)
         value = replace.expr(let.value)
         out.append(Let(var, value if load.mask is None else with_mask(value, load.mask, {})))
         replace.rename(let.var.name, var)
@@ -238,15 +239,6 @@ def _instance(found: _Definition, load: Load, out: list[Stmt], taken: set[str]) 
     value = value if load.mask is None else with_mask(value, load.mask, {})
     if isinstance(value, Var | Const):
         return value
-    var = Var(_fresh(f"r_{found.buffer.name}", taken), value.dtype)
+    var = Var(fresh(f"r_{found.buffer.name}", taken), value.dtype)
     out.append(Let(var, value))
     return var
-
-
-def _fresh(wanted: str, taken: set[str]) -> str:
-    name, number = wanted, 0
-    while name in taken:
-        number += 1
-        name = f"{wanted}_{number}"
-    taken.add(name)
-    return name

@@ -32,6 +32,7 @@ from lowc.ir.ops import CHECKS
 from lowc.ir.walk import children, exprs, free_atoms, make_kernel, map_exprs, names, parts, stores
 from lowc.options import Options
 from lowc.scheduler.nest import weight
+from lowc.scheduler.rename import fresh
 from lowc.target import Target
 
 COSTLY = 10  # weight from which a store and a load from cache cost less
@@ -101,7 +102,7 @@ class _Sharer:
             if not using or size > self.room:
                 continue
             self.room -= size
-            row = Buffer(self.fresh("row"), expr.dtype, (loop.axis.extent,), (ONE,), "local")
+            row = Buffer(fresh("row", self.taken), expr.dtype, (loop.axis.extent,), (ONE,), "local")
             block[position + added] = self.keep(block[position + added], key, row)  # type: ignore[arg-type]
             for n in using:
                 block[n + added] = self.take(block[n + added], key, row)  # type: ignore[arg-type]
@@ -141,7 +142,7 @@ class _Sharer:
 
     def keep(self, loop: For, key: object, row: Buffer) -> For:
         """``loop`` with the expression named and stored."""
-        name = Var(self.fresh(f"{row.name}_v"), row.dtype)
+        name = Var(fresh(f"{row.name}_v", self.taken), row.dtype)
         inside = {s.var.name for s in loop.body if isinstance(s, Let)}
         out: list[Stmt] = []
         done = False
@@ -159,14 +160,6 @@ class _Sharer:
         load = Load(row, (ix(loop.axis),))
         body = tuple([map_exprs(s, lambda e: _swap(e, key, loop.axis, load)) for s in loop.body])
         return For(loop.axis, body, loop.kind)
-
-    def fresh(self, wanted: str) -> str:
-        name, number = wanted, 0
-        while name in self.taken:
-            number += 1
-            name = f"{wanted}{number}"
-        self.taken.add(name)
-        return name
 
 
 def _swap(expr: Expr, key: object, axis: Axis, new: Expr) -> Expr:

@@ -1,0 +1,116 @@
+"""The pass table: its order, its levels, its switches."""
+
+import pytest
+
+from lowc.errors import OptionError, ScheduleError
+from lowc.ir.nodes import LEVELS, Kind
+from lowc.ir.parser import parse_kernel, parse_module
+from lowc.ir.printer import print_kernel
+from lowc.options import Options
+from lowc.scheduler import pipeline
+from lowc.scheduler.apply import Bind, Block, Interchange, Partial, Reorder, Split, apply
+from lowc.target import Target
+
+TARGET = Target("x86", "", "", 512, 32, 32 << 10, 1 << 20, 8 << 20, 2, frozenset({"fma", "scalef", "masked"}))
+
+
+@pytest.mark.parametrize(("before", "after", "reason"), pipeline.ORDER)
+def test_order(before: str, after: str, reason: str) -> None:
+    names = [p.name for p in pipeline.PASSES]
+    assert names.index(before) < names.index(after), reason
+
+
+def test_each_pass_takes_what_the_one_before_gives() -> None:
+    level = "LOOPS"
+    for row in pipeline.PASSES:
+        assert row.takes == level
+        level = row.gives
+    assert level == LEVELS[-1]
+    assert len({p.name for p in pipeline.PASSES}) == len(pipeline.PASSES)
+
+
+MODULE = """
+module @LOOPS() {
+  input x: f32[64]
+  temp y: f32[64]
+  launch double(x, y)
+  return y
+}
+
+kernel double(x: f32[64], y: f32[64]) {
+  for i in 64 {
+    y[i] = x[i] * 2.0
+  }
+}
+"""
+
+
+def test_switching_off() -> None:
+    module = parse_module(MODULE)
+    kinds = []
+    for off in ("", "schedule"):
+        out = pipeline.run(module, TARGET, Options(off=off, check=True))
+        assert out.level == "MACHINE"
+        kinds.append("vector" in print_kernel(out.steps[0].kernel))  # type: ignore[union-attr]
+    assert kinds == [True, False]
+
+
+@pytest.mark.parametrize("off", ["legalise", "nonsense"])
+def test_what_cannot_be_switched_off(off: str) -> None:
+    with pytest.raises(OptionError, match="passes are"):
+        pipeline.run(parse_module(MODULE), TARGET, Options(off=off))
+
+
+SUM = """
+kernel total(x: f32[1000], out: f32[1]) {
+  acc s: f32 = add
+  for k in 1000 {
+    s add= x[k]
+  }
+  out[0] = s
+}
+"""
+PREFIX = SUM.replace("  }", "    x[k] = s\n  }")
+COPY = """
+kernel copy(x: f32[600], y: f32[600]) {
+  for i in 20 {
+    for j in 30 {
+      y[i*30 + j] = x[i + j*20]
+    }
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "primitive", "why"),
+    [
+        (SUM, Bind("k", Kind("parallel")), "updates s"),
+        (PREFIX, Bind("k", Kind("vector", 16)), "updates s"),
+        (PREFIX, Block("k", 64), "scan"),
+        (SUM, Reorder(("k", "j")), "not directly nested"),
+        (SUM, Split("j", 4), "no loop over j"),
+        (COPY, Partial("i", 4), "updates no accumulator"),
+        (COPY, Interchange("i", 0, Kind("vector", 16)), "does more than reduce"),
+        (COPY.replace("y[i*30 + j]", "y[j]"), Bind("i", Kind("parallel")), "iterations meet in y"),
+        (COPY.replace("y[i*30 + j]", "y[i*29 + j]"), Bind("i", Kind("parallel")), "iterations meet in y"),
+    ],
+)
+def test_illegal_schedules_are_refused(text: str, primitive: object, why: str) -> None:
+    with pytest.raises(ScheduleError, match=why):
+        apply(parse_kernel(text), (primitive,))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "primitive", "line"),
+    [
+        (COPY, Bind("i", Kind("parallel")), "for i in 20 parallel {"),
+        (COPY, Bind("j", Kind("vector", 16)), "for j in 30 vector(16) {"),
+        (COPY, Split("j", 8), "for j_i in min(-j_o*8 + 30, 8) {"),
+        (COPY, Split("j", 10), "for j_i in 10 {"),
+        (SUM, Block("k", 100), "for k_i in 100 {"),
+        (SUM, Partial("k", 4), "for k_c in 4 parallel {"),
+    ],
+)
+def test_legal_schedules(text: str, primitive: object, line: str) -> None:
+    assert line in [each.strip() for each in print_kernel(apply(parse_kernel(text), (primitive,))).splitlines()]  # type: ignore[arg-type]
