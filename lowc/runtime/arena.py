@@ -67,14 +67,3 @@ def placed(
 ) -> torch.Tensor:
     """A tensor on ``arena``, ``start`` bytes from its beginning (a multiple of the dtype's size)."""
     return torch.as_strided(arena.typed(dtype), shape, strides, start // dtype.itemsize)
-
-
-def owned(result: object, arena: Arena) -> object:
-    """``result`` of an op, copied where it is a view of the arena: its memory must outlive the call's."""
-    if isinstance(result, torch.Tensor):
-        if result.untyped_storage().data_ptr() != arena.address:
-            return result
-        return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype).copy_(result)
-    if isinstance(result, list | tuple):
-        return tuple(owned(r, arena) for r in result)
-    return result

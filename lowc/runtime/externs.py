@@ -24,12 +24,25 @@ def overload(target: str) -> Any:
 
 
 def resolve(target: str, results: int) -> Callable[..., Any]:
-    """The op, returning its result, or a sequence of ``results`` of them if there are several."""
+    """The op, returning its result, or a sequence of ``results`` of them if there are several.
+
+    What would be a view of an argument is copied: distinct buffers never overlap, and an argument may be in a workspace.
+    """
     op = overload(target)
     call = _direct(op)
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns):
+        call = _copying(call)
     if results == 1 and _returns_list(op):
         return lambda *args, **kwargs: call(*args, **kwargs)[0]
     return call
+
+
+def _copying(call: Callable[..., Any]) -> Callable[..., Any]:
+    def copied(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        return result.clone() if isinstance(result, torch.Tensor) else [r.clone() for r in result]
+
+    return copied
 
 
 def resolve_into(target: str, results: int) -> Callable[..., None]:

@@ -59,7 +59,6 @@ HELPERS = (
     "failed",
     "give",
     "new_slots",
-    "owned",
     "pack",
     "placed",
     "restride",
@@ -284,8 +283,6 @@ class _Renderer:
             self._extern_into(step, results, args)
             return
         call = f"{self._op(self.host.ops, step, '')}({', '.join(args)})"
-        if any(view.buffer.name in self.placed for view in _views(values)):
-            call = f"owned({call}, ws)"
         if all(r is None for r in step.results):
             self.emit(call)
             return

@@ -97,7 +97,6 @@ def _namespace(
         "failed": lambda code: failure(artifact, code),
         "give": pool.give,
         "new_slots": ctypes.c_int64 * host.slots,
-        "owned": arena.owned,
         "pack": struct.Struct(f"{host.slots}q").pack,
         "placed": arena.placed,
         "restride": tensors.restride,

@@ -76,7 +76,7 @@ def _scheduled(graph: Any, constants: Any) -> Any:
     return bind(artifact, interpreted.natives(artifact), constants).call
 
 
-CHECK = False
+CHECK = True
 AVX2 = Target(
     "x86",
     "haswell",
