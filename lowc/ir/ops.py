@@ -33,6 +33,33 @@ class OpRow:
     infix: str = ""
 
 
+_where: Callable[..., Any] = np.where
+
+
+def _identity(a: Any) -> Any:
+    return a
+
+
+def _mad(a: Any, b: Any, c: Any) -> Any:
+    return a * b + c
+
+
+def _rsqrt(x: Any) -> Any:
+    return 1 / np.sqrt(x)
+
+
+def _ldexp(x: Any, n: Any) -> Any:
+    return np.ldexp(x, np.clip(np.nan_to_num(n), -3000, 3000).astype(np.int32))
+
+
+def _check_index(value: Any, size: Any, mask: Any) -> Any:
+    return _where((value >= 0) & (value < size), value, 0)
+
+
+def _check_nonzero(value: Any, mask: Any) -> Any:
+    return _where(value == 0, np.ones_like(value), value)
+
+
 def _pow(a: Any, b: Any) -> Any:
     # A copy of the exponent for each element: numpy turns a lone 0.5 into a square root, which differs at -inf and -0.0.
     shape = np.broadcast(a, b).shape
@@ -76,9 +103,13 @@ def _shift(f: Callable[..., Any], fill: Callable[[Any], Any]) -> Callable[..., A
     def shifted(a: Any, b: Any) -> Any:
         bits = np.asarray(a).dtype.itemsize * 8
         wide = (b < 0) | (b >= bits)
-        return np.where(wide, fill(a), f(a, np.where(wide, 0, b).astype(b.dtype)))
+        return _where(wide, fill(a), f(a, _where(wide, 0, b).astype(b.dtype)))
 
     return shifted
+
+
+def _sign(a: Any) -> Any:
+    return _where(a < 0, -1, 0).astype(a.dtype)
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:
@@ -125,7 +156,7 @@ OPS: dict[str, OpRow] = {
         OpRow("min", 2, "biuf", "same", np.minimum, commutative=True),
         OpRow("max", 2, "biuf", "same", np.maximum, commutative=True),
         OpRow("fma", 3, "f", "same", _fma),
-        OpRow("mad", 3, "f", "same", lambda a, b, c: a * b + c),
+        OpRow("mad", 3, "f", "same", _mad),
         OpRow("mulhi", 2, "u", "same", _mulhi),
         OpRow("sqrt", 1, "f", "same", np.sqrt),
         OpRow("copysign", 2, "f", "same", np.copysign),
@@ -147,18 +178,18 @@ OPS: dict[str, OpRow] = {
         OpRow("xor", 2, "biu", "same", np.bitwise_xor, commutative=True, infix="^"),
         OpRow("not", 1, "biu", "same", np.invert),
         OpRow("shl", 2, "iu", "same", _shift(np.left_shift, np.zeros_like), infix="<<"),
-        OpRow("shr", 2, "iu", "same", _shift(np.right_shift, lambda a: np.where(a < 0, -1, 0).astype(a.dtype)), infix=">>"),
+        OpRow("shr", 2, "iu", "same", _shift(np.right_shift, _sign), infix=">>"),
         # types: cast float → int truncates (out of range: the target's value), → bool is "!= 0"
-        OpRow("cast", 1, "biuf", "given", lambda a: a),
-        OpRow("bitcast", 1, "iuf", "given", lambda a: a),
+        OpRow("cast", 1, "biuf", "given", _identity),
+        OpRow("bitcast", 1, "iuf", "given", _identity),
         OpRow("select", 3, "biuf", "select", np.where),
         # the same; the condition is seldom true, and a backend may branch around the second argument
         OpRow("rarely", 3, "biuf", "select", np.where),
         # checks: the value, made safe; where mask is true and the check fails, the call raises
-        OpRow("check_index", 3, "i", "first", lambda v, n, m: np.where((v >= 0) & (v < n), v, 0)),
-        OpRow("check_nonzero", 2, "iu", "first", lambda v, m: np.where(v == 0, np.ones_like(v), v)),
+        OpRow("check_index", 3, "i", "first", _check_index),
+        OpRow("check_nonzero", 2, "iu", "first", _check_nonzero),
         # scaling by a power of two: x * 2**n for an integral-valued n of the same dtype, with one rounding
-        OpRow("ldexp", 2, "f", "same", lambda x, n: np.ldexp(x, np.clip(np.nan_to_num(n), -3000, 3000).astype(np.int32))),
+        OpRow("ldexp", 2, "f", "same", _ldexp),
         # maths: expanded by lowc itself (f32, f64); the bound is for f32
         OpRow("exp", 1, "f", "same", np.exp, ulp=2),
         OpRow("exp2", 1, "f", "same", np.exp2, ulp=2),
@@ -183,7 +214,7 @@ OPS: dict[str, OpRow] = {
         OpRow("erf", 1, "f", "same", _erf, ulp=2),
         OpRow("erfc", 1, "f", "same", _erfc, ulp=4),
         OpRow("sigmoid", 1, "f", "same", _sigmoid, ulp=3),
-        OpRow("rsqrt", 1, "f", "same", lambda x: 1 / np.sqrt(x), ulp=2),
+        OpRow("rsqrt", 1, "f", "same", _rsqrt, ulp=2),
         OpRow("pow", 2, "f", "same", _pow, ulp=2),
     )
 }
