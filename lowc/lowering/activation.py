@@ -10,7 +10,7 @@ from lowc.ir.graph import TensorMeta
 from lowc.ir.nodes import Expr
 from lowc.ir.types import compute_dtype
 from lowc.lowering.builder import Builder, Operand
-from lowc.lowering.pointwise import clamp, elementwise
+from lowc.lowering.pointwise import Formula, clamp, elementwise
 from lowc.lowering.promotion import common_dtype
 from lowc.lowering.reduce import reduced_dims
 from lowc.lowering.scalars import cast, is_nan, like, op, select
@@ -20,18 +20,12 @@ _SQRT_HALF = sqrt(0.5)
 _SQRT_2_OVER_PI = sqrt(2 / pi)
 
 
-def _float(b: Builder, out: TensorMeta, formula: object, *operands: Value) -> Value:
+def _float(b: Builder, out: TensorMeta, formula: Formula, *operands: Value) -> Value:
     """A formula on floats in their common dtype."""
     dtype = common_dtype(operands)
     if dtype.kind != "f":
         raise NotLowered(f"an activation of {dtype}")
-    return elementwise(b, out, dtype, formula, *operands)  # type: ignore[arg-type]
-
-
-def number(b: Builder, value: Operand, x: Expr) -> Expr:
-    if isinstance(value, Value):
-        raise NotLowered("a parameter that is a tensor")
-    return b.number(value, x.dtype)
+    return elementwise(b, out, dtype, formula, *operands)
 
 
 def relu(b: Builder, out: TensorMeta, self: Value) -> Value:
@@ -114,7 +108,7 @@ def threshold(b: Builder, out: TensorMeta, self: Value, threshold: Operand, valu
         b,
         out,
         self.dtype,
-        lambda x: select(op("le", x, number(b, threshold, x)), number(b, value, x), x),
+        lambda x: select(op("le", x, b.number(threshold, x.dtype)), b.number(value, x.dtype), x),
         self,
     )
 
@@ -123,7 +117,7 @@ def threshold_backward(
     b: Builder, out: TensorMeta, grad_output: Value, self: Value, threshold: Operand
 ) -> Value:
     def formula(g: Expr, x: Expr) -> Expr:
-        return select(op("le", x, number(b, threshold, x)), like(0, g), g)
+        return select(op("le", x, b.number(threshold, x.dtype)), like(0, g), g)
 
     return elementwise(b, out, common_dtype((grad_output, self)), formula, grad_output, self)
 
@@ -132,7 +126,7 @@ def leaky_relu(b: Builder, out: TensorMeta, self: Value, negative_slope: Operand
     return _float(
         b,
         out,
-        lambda x: select(op("gt", x, like(0.0, x)), x, op("mul", x, number(b, negative_slope, x))),
+        lambda x: select(op("gt", x, like(0.0, x)), x, op("mul", x, b.number(negative_slope, x.dtype))),
         self,
     )
 
@@ -146,7 +140,7 @@ def leaky_relu_backward(
     self_is_result: bool,
 ) -> Value:
     def formula(g: Expr, x: Expr) -> Expr:
-        return select(op("gt", x, like(0.0, x)), g, op("mul", g, number(b, negative_slope, x)))
+        return select(op("gt", x, like(0.0, x)), g, op("mul", g, b.number(negative_slope, x.dtype)))
 
     return _float(b, out, formula, grad_output, self)
 
@@ -155,9 +149,9 @@ def elu(
     b: Builder, out: TensorMeta, self: Value, alpha: Operand = 1, scale: Operand = 1, input_scale: Operand = 1
 ) -> Value:
     def formula(x: Expr) -> Expr:
-        positive = op("mul", x, number(b, scale, x))
-        bend = op("mul", number(b, alpha, x), number(b, scale, x))
-        negative = op("mul", op("expm1", op("mul", x, number(b, input_scale, x))), bend)
+        positive = op("mul", x, b.number(scale, x.dtype))
+        bend = op("mul", b.number(alpha, x.dtype), b.number(scale, x.dtype))
+        negative = op("mul", op("expm1", op("mul", x, b.number(input_scale, x.dtype))), bend)
         return select(op("lt", x, like(0.0, x)), negative, positive)
 
     return _float(b, out, formula, self)
@@ -171,7 +165,7 @@ def hardtanh_backward(
     b: Builder, out: TensorMeta, grad_output: Value, self: Value, min_val: Operand, max_val: Operand
 ) -> Value:
     def formula(g: Expr, x: Expr) -> Expr:
-        inside = op("and", op("gt", x, number(b, min_val, x)), op("lt", x, number(b, max_val, x)))
+        inside = op("and", op("gt", x, b.number(min_val, x.dtype)), op("lt", x, b.number(max_val, x.dtype)))
         return select(inside, g, like(0.0, g))
 
     return _float(b, out, formula, grad_output, self)
@@ -193,9 +187,9 @@ def softplus(b: Builder, out: TensorMeta, self: Value, beta: Operand = 1, thresh
     """log1p(exp(beta * x)) / beta, and x where beta * x is above the threshold."""
 
     def formula(x: Expr) -> Expr:
-        scaled = b.let(op("mul", x, number(b, beta, x)))
-        soft = op("div", op("log1p", op("exp", scaled)), number(b, beta, x))
-        return select(op("gt", scaled, number(b, threshold, x)), x, soft)
+        scaled = b.let(op("mul", x, b.number(beta, x.dtype)))
+        soft = op("div", op("log1p", op("exp", scaled)), b.number(beta, x.dtype))
+        return select(op("gt", scaled, b.number(threshold, x.dtype)), x, soft)
 
     return _float(b, out, formula, self)
 
@@ -204,10 +198,10 @@ def softplus_backward(
     b: Builder, out: TensorMeta, grad_output: Value, self: Value, beta: Operand, threshold: Operand
 ) -> Value:
     def formula(g: Expr, x: Expr) -> Expr:
-        scaled = b.let(op("mul", x, number(b, beta, x)))
+        scaled = b.let(op("mul", x, b.number(beta, x.dtype)))
         z = b.let(op("exp", scaled))
         return select(
-            op("gt", scaled, number(b, threshold, x)),
+            op("gt", scaled, b.number(threshold, x.dtype)),
             g,
             op("div", op("mul", g, z), op("add", z, like(1.0, z))),
         )
@@ -221,7 +215,7 @@ def mish(b: Builder, out: TensorMeta, self: Value) -> Value:
 
 def softshrink(b: Builder, out: TensorMeta, self: Value, lambd: Operand = 0.5) -> Value:
     def formula(x: Expr) -> Expr:
-        width = number(b, lambd, x)
+        width = b.number(lambd, x.dtype)
         below = select(op("lt", x, op("neg", width)), op("add", x, width), select(is_nan(x), x, like(0.0, x)))
         return select(op("gt", x, width), op("sub", x, width), below)
 
@@ -230,7 +224,7 @@ def softshrink(b: Builder, out: TensorMeta, self: Value, lambd: Operand = 0.5) -
 
 def hardshrink(b: Builder, out: TensorMeta, self: Value, lambd: Operand = 0.5) -> Value:
     def formula(x: Expr) -> Expr:
-        width = number(b, lambd, x)
+        width = b.number(lambd, x.dtype)
         return select(op("and", op("ge", x, op("neg", width)), op("le", x, width)), like(0.0, x), x)
 
     return _float(b, out, formula, self)

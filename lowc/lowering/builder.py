@@ -37,7 +37,7 @@ from lowc.ir.nodes import (
 from lowc.ir.ops import REDUCERS
 from lowc.ir.types import DType, bool_, i64
 from lowc.ir.walk import children
-from lowc.lowering.scalars import Number, bitcast, cast, const, index_value, op
+from lowc.lowering.scalars import bitcast, cast, const, index_value, op
 from lowc.lowering.values import Coords, Value, check_loadable, contiguous_strides, is_one, loop_order, whole
 
 Operand = Value | Index | bool | int | float
@@ -262,7 +262,7 @@ class Builder:
         loaded = self.load(value, inner)
         return loaded if dtype is None else cast(loaded, dtype)
 
-    def number(self, value: Index | Number, dtype: DType | None) -> Expr:
+    def number(self, value: Operand, dtype: DType | None) -> Expr:
         """A number of the graph as a value of ``dtype``."""
         if isinstance(value, Index):
             self._note(value)
@@ -270,8 +270,8 @@ class Builder:
             if fixed is None:
                 return cast(index_value(value), dtype or i64)
             value = fixed
-        if dtype is None:
-            raise NotLowered("a number without a type")
+        if dtype is None or isinstance(value, Value):
+            raise NotLowered("a number without a type" if dtype is None else "a parameter that is a tensor")
         if isinstance(value, complex):
             raise NotLowered("complex numbers")
         if dtype.kind in "iu" and isinstance(value, float):

@@ -63,7 +63,7 @@ def constant_pad(
         if mask is None:
             return b.load(self, inner)
         mask = b.let(mask)
-        return select(mask, b.load(self, inner, mask), b.number(value, self.dtype))  # type: ignore[arg-type]
+        return select(mask, b.load(self, inner, mask), b.number(value, self.dtype))
 
     return b.map(out, element)
 

@@ -84,7 +84,7 @@ def _affine(b: Builder, c: Coords, start: Operand, step: Operand, dtype: DType) 
     if dtype == i64 and isinstance(start, int | Index) and isinstance(step, int | Index):
         return b.index(ix(start) + c[0] * ix(step))
     position = cast(b.index(c[0]), dtype)
-    return op("add", b.number(start, dtype), op("mul", position, b.number(step, dtype)))  # type: ignore[arg-type]
+    return op("add", b.number(start, dtype), op("mul", position, b.number(step, dtype)))
 
 
 def iota(

@@ -73,7 +73,7 @@ def index_add(
         where, mask = b.checked(b.load(index, (c[dim],)), self.shape[dim])
         value = b.load(source, c)
         if not isinstance(alpha, int) or alpha != 1:
-            value = op("mul", value, b.number(alpha, value.dtype))  # type: ignore[arg-type]
+            value = op("mul", value, b.number(alpha, value.dtype))
         return (*c[:dim], where, *c[dim + 1 :]), value, mask
 
     return combine(b, out, self, source.shape, element)
