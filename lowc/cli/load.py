@@ -61,4 +61,5 @@ def _module(path: Path) -> ModuleType:
 def _made(found: Any, inputs: tuple[Any, ...]) -> Callable[..., Any]:
     """``found`` itself, or what it makes if it is a factory: a class, or a function that does not take the inputs."""
     makes = inspect.isclass(found) or (inspect.isfunction(found) and inputs and not inspect.signature(found).parameters)
-    return found() if makes else found
+    made: Any = found() if makes else found
+    return made
