@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import _profiler_enabled
 
-from lowc.artifact import Artifact
+from lowc.artifact import Artifact, Native
 from lowc.errors import LowcError
 from lowc.ir.nodes import Launch
 from lowc.runtime import arena, externs, tensors
@@ -67,8 +68,7 @@ def bind(
     host = render(artifact, len(constants), checked=checked)
     names = _namespace(artifact, host, natives, pool or _POOL)
     names.update(zip(host.constants, constants, strict=True))
-    exec(compile(host.source, f"<lowc host program {artifact.target}>", "exec"), names)
-    call = names["call"]
+    call = _profiled(artifact, host, _run(host.source, names), names)
     if checked:
         call = _checked(names["check"], call)
     if host.ops or host.into:
@@ -112,6 +112,48 @@ def _namespace(
     for name, value in host.literals.items():
         names[name] = tensors.from_name(value) if isinstance(value, str) else value
     return names
+
+
+def _run(source: str, names: dict[str, Any]) -> Call:
+    """The function ``call`` that ``source`` defines; ``names`` become its globals."""
+    exec(compile(source, "<lowc host program>", "exec"), names)
+    return names["call"]
+
+
+def _profiled(artifact: Artifact, host: Host, call: Call, names: dict[str, Any]) -> Call:
+    """``call``, whose native calls show up in torch's profiler by the names of their kernels while it is on."""
+
+    def recorded(run: NativeCall, title: str) -> NativeCall:
+        def native(slots: Any) -> int:
+            with torch.profiler.record_function(title):
+                return run(slots)
+
+        return native
+
+    titles = _titles(artifact)
+    second: list[Call] = []
+
+    def profiled(args: list[Any]) -> list[Any]:
+        if not _profiler_enabled():
+            return call(args)
+        if not second:
+            named = {name: recorded(names[name], titles[symbol]) for name, symbol in host.natives.items()}
+            second.append(_run(host.source, names | named))
+        return second[0](args)
+
+    return profiled if host.natives else call
+
+
+def _titles(artifact: Artifact) -> dict[str, str]:
+    """For each native function: the kernels that it runs, e.g. "lowc: sum_0, div_0 and 3 more"."""
+    titles: dict[str, str] = {}
+    for step in artifact.program:
+        if isinstance(step, Native):
+            launches = [artifact.module.steps[i] for i in step.launches]
+            kernels = [launch.kernel.name for launch in launches if isinstance(launch, Launch)]
+            more = f" and {len(kernels) - 3} more" if len(kernels) > 3 else ""
+            titles[step.symbol] = "lowc: " + ", ".join(kernels[:3]) + more
+    return titles
 
 
 def _checked(check: Callable[[list[Any]], None], call: Call) -> Call:

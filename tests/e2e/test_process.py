@@ -3,6 +3,7 @@ types.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -115,3 +116,27 @@ def test_importing_lowc_imports_nothing() -> None:
         capture_output=True,
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_the_profiler_shows_kernels_by_name(compiler: Any) -> None:
+    compiled = compiler.compile(lambda x: x.softmax(-1))
+    x = torch.randn(3, 5)
+    compiled(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        out = compiled(x)
+    assert torch.allclose(out, x.softmax(-1))
+    assert any("softmax" in event.key and event.key.startswith("lowc: ") for event in profile.key_averages())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_can_go_on(compiler: Any) -> None:
+    compiled = compiler.compile(lambda x: (x.exp().sum(1), x @ x))
+    x = torch.randn(257, 257)
+    expected = compiled(x)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        torch.set_num_threads(1)  # as torch's data loaders do: OpenMP's threads do not survive a fork
+        os._exit(0 if all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(compiled(x), expected, strict=True)) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
