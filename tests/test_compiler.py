@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lowc import compiler
-from lowc.errors import CodegenError
+from lowc.errors import CodegenError, LowcError
 from lowc.ir import types
 from lowc.ir.graph import Graph, Input, Node, Ref, TensorMeta
 from lowc.ir.index import ix
@@ -116,3 +116,24 @@ def test_dumps_show_every_stage(tmp_path: Any) -> None:
 def test_times_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     compiler.compile_graph(graph(), [C], Options(isa="interp", time=True))
     assert "lowering" in capsys.readouterr().err
+
+
+def test_a_graph_that_cannot_be_compiled_is_run_by_torch(caplog: pytest.LogCaptureFixture) -> None:
+    from lowc.frontend.aot import compile_module
+
+    def fails(graph: Any, constants: Any) -> Any:
+        raise LowcError("the size s0 cannot be found")
+
+    torch._dynamo.reset()
+    x = torch.randn(3)
+    for strict in (False, True):
+        compiled = torch.compile(
+            lambda x: x.exp(), backend=lambda gm, inputs: compile_module(gm, inputs, fails, strict=strict)
+        )
+        if strict:
+            with pytest.raises(Exception, match="s0 cannot be found"):
+                compiled(x)
+        else:
+            assert torch.equal(compiled(x), x.exp())
+            assert "run by torch, not lowc: the size s0" in caplog.text
+    torch._dynamo.reset()

@@ -17,7 +17,7 @@ from torch._functorch import config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from lowc.errors import Unsupported
+from lowc.errors import LowcError, OptionError
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.importer import import_graph
@@ -70,15 +70,16 @@ def compile_fx_graph(gm: fx.GraphModule, name: str, compile_graph: CompileGraph,
     gm.graph.eliminate_dead_code()
     try:
         graph, constants = import_graph(gm, name)
-    except Unsupported as error:
-        if strict:
+        compiled = compile_graph(graph, constants)
+    except LowcError as error:
+        if strict or isinstance(error, OptionError):
             raise
         log.warning("a %s graph is run by torch, not lowc: %s", name, error)
         counters["lowc"]["graphs_unsupported"] += 1
         counters["lowc"][f"unsupported: {error.message}"] += 1
         return _run_by_torch(gm)
     counters["lowc"]["graphs"] += 1
-    return _boxed(compile_graph(graph, constants))
+    return _boxed(compiled)
 
 
 def _partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
