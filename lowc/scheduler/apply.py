@@ -67,10 +67,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The reduction over ``axis`` in ``chunks`` parts that run in parallel and meet in memory, in order."""
+    """The reduction over ``axis`` in ``chunks`` parts that run in parallel and meet in memory, where ``lanes`` combine them
+    (pairwise, so that the last additions do not add to the error)."""
 
     axis: str
     chunks: int
+    lanes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +271,8 @@ def _partial(body: tuple[Stmt, ...], step: Partial) -> tuple[Stmt, ...]:
         again = Axis(fresh(f"{step.axis}_c", taken), ix(step.chunks))
         each = iter(arrays)
         combine = [Update(u.vars, u.reducer, tuple([Load(next(each), (ix(again),)) for _ in u.vars])) for u in updates]
-        out.append(For(again, tuple(combine)))
+        kind = Kind("vector", step.lanes) if step.chunks >= step.lanes > 1 else Kind()
+        out.append(For(again, tuple(combine), kind))
     return tuple(out)
 
 

@@ -29,7 +29,7 @@ from lowc.scheduler.nest import estimate, touched, weight
 from lowc.target import Target
 
 PARALLEL_WORK = 24_000  # cheap vector-element operations below which starting the cores costs more than it saves
-CHAIN = 256  # additions in one accumulator before a block ends (error grows with it)
+CHAIN = 256  # additions in one accumulator before a block ends (rounding errors grow with the length of the chain)
 GRAIN = 4096  # elements of a flat chunk that a core takes at least
 COLUMNS = 256  # columns that a core takes at least in a column reduction (1 kB runs of memory)
 TILE_MIN = 16
@@ -280,7 +280,7 @@ def _reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Pr
         flat = not any(isinstance(s, For) for s in loop.body)
         chunks = max(2, min(64, 8 * target.cores, extent // GRAIN if flat else extent))
         if extent >= chunks:
-            plan.append(Partial(name, chunks))
+            plan.append(Partial(name, chunks, lanes))
             name = f"{name}_i"
     vectors: list[Primitive] = []
     _vectorise(inner, lanes, vectors)
@@ -333,7 +333,7 @@ def _column_reduction(loop: For, inner: For, lanes: int, target: Target, paralle
         if parallel:
             plan.append(Bind(f"{name}_o", Kind("parallel")))
         name = f"{name}_i"
-    block = CHAIN // 2 if estimate(inner.axis.extent) > CHAIN else 0
+    block = CHAIN // 4 if estimate(inner.axis.extent) > CHAIN // 2 else 0
     return [*plan, Interchange(name, block, kind)]
 
 

@@ -90,7 +90,7 @@ kernel copy(x: f32[600], y: f32[600]) {
         (PREFIX, Block("k", 64), "scan"),
         (SUM, Reorder(("k", "j")), "not directly nested"),
         (SUM, Split("j", 4), "no loop over j"),
-        (COPY, Partial("i", 4), "updates no accumulator"),
+        (COPY, Partial("i", 4, 4), "updates no accumulator"),
         (COPY, Interchange("i", 0, Kind("vector", 16)), "does more than reduce"),
         (COPY.replace("y[i*30 + j]", "y[j]"), Bind("i", Kind("parallel")), "iterations meet in y"),
         (COPY.replace("y[i*30 + j]", "y[i*29 + j]"), Bind("i", Kind("parallel")), "iterations meet in y"),
@@ -109,7 +109,7 @@ def test_illegal_schedules_are_refused(text: str, primitive: object, why: str) -
         (COPY, Split("j", 8), "for j_i in min(-j_o*8 + 30, 8) {"),
         (COPY, Split("j", 10), "for j_i in 10 {"),
         (SUM, Block("k", 100), "for k_i in 100 {"),
-        (SUM, Partial("k", 4), "for k_c in 4 parallel {"),
+        (SUM, Partial("k", 4, 4), "for k_c in 4 parallel {"),
     ],
 )
 def test_legal_schedules(text: str, primitive: object, line: str) -> None:
