@@ -22,7 +22,14 @@ class ModuleText:
 
     def text(self) -> str:
         return "\n".join(
-            [*self.globals.values(), *self.declarations.values(), "", *self.functions, f"attributes {ATTRIBUTES}", ""]
+            [
+                *self.globals.values(),
+                *self.declarations.values(),
+                "",
+                *self.functions,
+                f"attributes {ATTRIBUTES}",
+                "",
+            ]
         )
 
 
@@ -142,7 +149,19 @@ class Builder:
             for (type_, old), value in zip(carried, new, strict=True)
         ]
 
+    def leave(self, condition: str, lines: Sequence[str], result: str = "void") -> None:
+        """if condition: the instructions ``lines``, and a return of ``result`` from the function."""
+        failed, following = self.name("then"), self.name("else")
+        self.line(f"br i1 {condition}, label {failed}, label {following}")
+        self.label(failed)
+        for text in lines:
+            self.line(text)
+        self.line(f"ret {result}")
+        self.label(following)
+
     def finish(self, signature: str, result: str = "") -> None:
         """Adds the function to the module; ``signature`` is what stands behind ``define``, ``result`` the operand returned."""
         body = "\n".join([*self.entry, *self.lines])
-        self.module.functions.append(f"define {signature} #0 {{\nentry:\n{body}\n  ret {result or 'void'}\n}}\n")
+        self.module.functions.append(
+            f"define {signature} #0 {{\nentry:\n{body}\n  ret {result or 'void'}\n}}\n"
+        )

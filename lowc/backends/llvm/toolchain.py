@@ -26,7 +26,9 @@ def _parse(text: str) -> llvm.ModuleRef:
         module = llvm.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
-        raise CodegenError(f"LLVM rejects the generated code: {error}", hint="LOWC_DUMP=DIR keeps it") from error
+        raise CodegenError(
+            f"LLVM rejects the generated code: {error}", hint="LOWC_DUMP=DIR keeps it"
+        ) from error
     return module
 
 

@@ -1,6 +1,6 @@
 """The x86 backend: ``detect`` the Target, ``stages`` to look at, ``compile_module`` to an Artifact, ``load`` its code.
 
-    Module @MACHINE ── emit (LLVM IR text) ── toolchain (object) ── load (addresses)
+Module @MACHINE ── emit (LLVM IR text) ── toolchain (object) ── load (addresses)
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,9 @@
-"""Loads and stores: contiguous lanes as one vector access, one element for all lanes, or lane by lane; with masks."""
+"""Loads and stores: contiguous lanes as one vector access, one element for all lanes, or lane by lane; with masks; checks."""
 
 from lowc.backends.llvm.types import memory, suffix, vector
+from lowc.backends.x86.accumulators import any_lane, not_
 from lowc.backends.x86.operations import Val, apply, binary, const, select, splat
-from lowc.backends.x86.region import Region, scalar_index, varies, vector_index
+from lowc.backends.x86.region import Region, lane_numbers, scalar_index, varies, vector_index
 from lowc.errors import CodegenError
 from lowc.ir.index import Index, constant, split
 from lowc.ir.nodes import Buffer
@@ -10,14 +11,24 @@ from lowc.ir.types import bool_
 
 
 def address(r: Region, buffer: Buffer, index: Index) -> str:
-    """Pointer to an element (to that of lane 0 for the vector axis)."""
-    return r.b.pure(f"getelementptr {memory(buffer.dtype)}, ptr {r.pointers[buffer.name]}, i64 {scalar_index(r, index)}", "g")
+    """Pointer to an element (to that of lane 0 for the vector axis, or in memory of which each lane has its own)."""
+    place = scalar_index(r, index)
+    if buffer.name in r.laned:
+        place = r.b.pure(f"mul i64 {place}, {r.laned[buffer.name]}")
+    return r.b.pure(f"getelementptr {memory(buffer.dtype)}, ptr {r.pointers[buffer.name]}, i64 {place}", "g")
 
 
-def _is_contiguous(r: Region, index: Index) -> bool:
+def _is_contiguous(r: Region, buffer: Buffer, index: Index) -> bool:
+    """Whether the lanes are neighbours in memory."""
     assert r.lanes is not None
+    if buffer.name in r.laned:
+        return not varies(r, index)
     step, rest = split(index, r.lanes.axis)
     return constant(step) == 1 and not varies(r, rest)
+
+
+def _per_lane(r: Region, buffer: Buffer, index: Index) -> bool:
+    return r.lanes is not None and (buffer.name in r.laned or varies(r, index))
 
 
 def both(r: Region, a: Val | None, b: Val | None) -> Val | None:
@@ -28,16 +39,23 @@ def both(r: Region, a: Val | None, b: Val | None) -> Val | None:
     return binary(r.b, "and", splat(r.b, a, lanes), splat(r.b, b, lanes))
 
 
+# ---------------------------------------------------------------- loads
+
+
 def load(r: Region, buffer: Buffer, index: Index, mask: Val | None, reread: bool) -> Val:
     """An element, or one a lane; 0 where ``mask`` is off.  ``reread``: the buffer is also written, so equal loads may differ."""
-    if r.lanes is not None and varies(r, index):
+    if r.lanes is not None and _per_lane(r, buffer, index):
         full = both(r, mask, r.lanes.mask)
-        if _is_contiguous(r, index):
+        if _is_contiguous(r, buffer, index):
             return _load_vector(r, buffer, index, full, reread)
         return _gather(r, buffer, index, full, reread)
     if mask is not None and mask.lanes:
+        # one element for all lanes that want it, read if any does
         assert r.lanes is not None
-        return _gather(r, buffer, index, both(r, mask, r.lanes.mask), reread)
+        full = both(r, mask, r.lanes.mask)
+        assert full is not None
+        one = _load_scalar(r, buffer, index, Val(any_lane(r.b, full), bool_), reread)
+        return select(r.b, full, one, const(0, buffer.dtype, full.lanes))
     return _load_scalar(r, buffer, index, mask, reread)
 
 
@@ -69,7 +87,9 @@ def _load_vector(r: Region, buffer: Buffer, index: Index, mask: Val | None, rere
     type_ = vector(element, count)
     pointer = address(r, buffer, index)
     if mask is None:
-        return _from_memory(r, _emit(r, f"load {type_}, ptr {pointer}, align {buffer.dtype.bytes}", reread), buffer, count)
+        return _from_memory(
+            r, _emit(r, f"load {type_}, ptr {pointer}, align {buffer.dtype.bytes}", reread), buffer, count
+        )
     mask = splat(r.b, mask, count)
     function = f"llvm.masked.load.{suffix(element, count)}.p0"
     r.b.module.declare(function, type_, f"ptr, i32, <{count} x i1>, {type_}")
@@ -99,10 +119,15 @@ def _gather(r: Region, buffer: Buffer, index: Index, mask: Val | None, reread: b
 
 
 def _pointers(r: Region, buffer: Buffer, index: Index) -> str:
+    """A pointer for each lane."""
     assert r.lanes is not None
     offsets = vector_index(r, index)
+    if buffer.name in r.laned:
+        offsets = binary(r.b, "mul", offsets, const(r.laned[buffer.name], offsets.dtype, offsets.lanes))
+        offsets = binary(r.b, "add", offsets, lane_numbers(offsets.lanes))
     return r.b.pure(
-        f"getelementptr {memory(buffer.dtype)}, ptr {r.pointers[buffer.name]}, {offsets.type} {offsets.text}", "g"
+        f"getelementptr {memory(buffer.dtype)}, ptr {r.pointers[buffer.name]}, {offsets.type} {offsets.text}",
+        "g",
     )
 
 
@@ -120,31 +145,76 @@ def _to_memory(r: Region, value: Val) -> str:
     return r.b.pure(f"zext {value.type} {value.text} to {vector('i8', value.lanes)}")
 
 
+# ---------------------------------------------------------------- stores
+
+
 def store(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | None, reducer: str) -> None:
     """Writes or, with a ``reducer``, combines; no other core touches the same element (a schedule binds no such axis to cores)."""
-    if r.lanes is not None and varies(r, index):
+    if r.lanes is not None and _per_lane(r, buffer, index):
         full = both(r, mask, r.lanes.mask)
-        if not _is_contiguous(r, index):
+        value = splat(r.b, value, r.lanes.count)
+        if not _is_contiguous(r, buffer, index):
             if reducer:
-                raise CodegenError(f"lanes may meet in {buffer.name}")
-            _scatter(r, buffer, index, splat(r.b, value, r.lanes.count), full)
+                _one_by_one(r, buffer, _pointers(r, buffer, index), value, full, reducer)
+            else:
+                _scatter(r, buffer, index, value, full)
             return
         if reducer:
             old = _load_vector(r, buffer, index, full, True)
-            value = apply(r.b, reducer, [old, splat(r.b, value, r.lanes.count)], buffer.dtype, r.ops)
-        _store_vector(r, buffer, index, splat(r.b, value, r.lanes.count), full)
+            value = apply(r.b, reducer, [old, value], buffer.dtype, r.ops)
+        _store_vector(r, buffer, index, value, full)
         return
-    if value.lanes or (mask is not None and mask.lanes):
-        raise CodegenError(f"lanes meet in one element of {buffer.name}")
     pointer = address(r, buffer, index)
-    element = memory(buffer.dtype)
+    if r.lanes is not None and (reducer or value.lanes or (mask is not None and mask.lanes)):
+        # every lane stores to this one element
+        if not reducer:
+            raise CodegenError(f"lanes meet in one element of {buffer.name}")
+        count = r.lanes.count
+        pointers = splat_pointer(r, pointer, count)
+        _one_by_one(r, buffer, pointers, splat(r.b, value, count), both(r, mask, r.lanes.mask), reducer)
+        return
     if mask is not None:
-        scratch = r.b.alloca("[64 x i8]", 64)
-        pointer = r.b.pure(f"select i1 {mask.text}, ptr {pointer}, ptr {scratch}")
+        r.scratch = r.scratch or r.b.alloca("[64 x i8]", 64)
+        pointer = r.b.pure(f"select i1 {mask.text}, ptr {pointer}, ptr {r.scratch}")
+    _combine_one(r, buffer, pointer, value, reducer)
+
+
+def splat_pointer(r: Region, pointer: str, count: int) -> str:
+    """``pointer`` in every lane."""
+    one = r.b.pure(f"insertelement <{count} x ptr> poison, ptr {pointer}, i64 0")
+    return r.b.pure(
+        f"shufflevector <{count} x ptr> {one}, <{count} x ptr> poison, <{count} x i32> zeroinitializer"
+    )
+
+
+def _combine_one(r: Region, buffer: Buffer, pointer: str, value: Val, reducer: str) -> None:
+    element = memory(buffer.dtype)
     if reducer:
-        old = Val(r.b.op(f"load {element}, ptr {pointer}, align {buffer.dtype.bytes}"), buffer.dtype)
-        value = apply(r.b, reducer, [_from_memory(r, old.text, buffer, 0), value], buffer.dtype, r.ops)
+        text = r.b.op(f"load {element}, ptr {pointer}, align {buffer.dtype.bytes}")
+        value = apply(r.b, reducer, [_from_memory(r, text, buffer, 0), value], buffer.dtype, r.ops)
     r.b.line(f"store {element} {_to_memory(r, value)}, ptr {pointer}, align {buffer.dtype.bytes}")
+
+
+def _one_by_one(r: Region, buffer: Buffer, pointers: str, value: Val, mask: Val | None, reducer: str) -> None:
+    """Combines lane after lane: several may have the same place."""
+    count = value.lanes
+    if mask is not None:
+        mask = splat(r.b, mask, count)
+
+    def each(lane: str, _: list[str]) -> list[str]:
+        pointer = r.b.pure(f"extractelement <{count} x ptr> {pointers}, i64 {lane}")
+        one = Val(r.b.pure(f"extractelement {value.type} {value.text}, i64 {lane}"), value.dtype)
+
+        def write() -> list[str]:
+            _combine_one(r, buffer, pointer, one, reducer)
+            return []
+
+        if mask is None:
+            return write()
+        wanted = r.b.pure(f"extractelement {mask.type} {mask.text}, i64 {lane}")
+        return r.b.branch(wanted, [], write)
+
+    r.b.loop("0", str(count), 1, [], each, True)
 
 
 def _store_vector(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | None) -> None:
@@ -156,7 +226,9 @@ def _store_vector(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val
     mask = splat(r.b, mask, count)
     function = f"llvm.masked.store.{suffix(element, count)}.p0"
     r.b.module.declare(function, "void", f"{type_}, ptr, i32, <{count} x i1>")
-    r.b.line(f"call void @{function}({type_} {text}, ptr {pointer}, i32 {buffer.dtype.bytes}, {mask.type} {mask.text})")
+    r.b.line(
+        f"call void @{function}({type_} {text}, ptr {pointer}, i32 {buffer.dtype.bytes}, {mask.type} {mask.text})"
+    )
 
 
 def _scatter(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | None) -> None:
@@ -168,6 +240,9 @@ def _scatter(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | No
     r.b.line(
         f"call void @{function}({type_} {text}, <{count} x ptr> {pointers}, i32 {buffer.dtype.bytes}, {mask.type} {mask.text})"
     )
+
+
+# ---------------------------------------------------------------- checks
 
 
 def checked_index(r: Region, value: Val, size: Val, mask: Val) -> Val:
@@ -189,20 +264,9 @@ def checked_nonzero(r: Region, value: Val, mask: Val) -> Val:
 
 
 def _note(r: Region, fine: Val, mask: Val, code: int) -> None:
-    failed = binary(r.b, "and", mask, binary(r.b, "xor", fine, const(True, bool_, fine.lanes)))
-    if failed.lanes:
-        active = r.lanes.mask if r.lanes is not None else None
-        if active is not None:
-            failed = binary(r.b, "and", failed, active)
-        word = r.b.pure(f"bitcast {failed.type} {failed.text} to i{failed.lanes}")
-        any_ = r.b.pure(f"icmp ne i{failed.lanes} {word}, 0")
-    else:
-        any_ = failed.text
-
-    def write() -> list[str]:
-        r.b.line(f"store i64 {code}, ptr {r.error}, align 8")
-        return []
-
-    r.b.branch(any_, [], write)
-
-
+    """Notes error ``code`` and leaves the function if the check fails anywhere: nothing is then read at a place that is none."""
+    failed = binary(r.b, "and", mask, not_(r.b, fine))
+    active = r.lanes.mask if r.lanes is not None else None
+    if active is not None:
+        failed = binary(r.b, "and", splat(r.b, failed, active.lanes), active)
+    r.b.leave(any_lane(r.b, failed), [f"store i64 {code}, ptr {r.error}, align 8"])

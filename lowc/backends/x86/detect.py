@@ -10,7 +10,12 @@ from lowc.target import Target
 
 # What each level needs (LLVM's feature names), the microarchitecture level of the System V ABI that it equals, and its vectors.
 LEVELS: dict[str, tuple[tuple[str, ...], str, int, int]] = {
-    "avx512": (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "fma", "f16c"), "x86-64-v4", 512, 32),
+    "avx512": (
+        ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "fma", "f16c"),
+        "x86-64-v4",
+        512,
+        32,
+    ),
     "avx2": (("avx2", "fma", "f16c", "bmi2"), "x86-64-v3", 256, 16),
     "sse2": (("sse2",), "x86-64", 128, 16),
 }
@@ -34,7 +39,9 @@ def detect(isa: str = "auto") -> Target:
     if isa == "auto":
         isa = able[0]
     if isa not in able:
-        raise CodegenError(f"this processor ({cpu}) has no {isa}", hint="isa is one of auto, " + ", ".join(able))
+        raise CodegenError(
+            f"this processor ({cpu}) has no {isa}", hint="isa is one of auto, " + ", ".join(able)
+        )
     _, level, bits, registers = LEVELS[isa]
     l1, l2, l3 = _caches()
     best = isa == able[0]

@@ -3,9 +3,9 @@
 from lowc.artifact import Artifact, Native
 from lowc.backends.llvm import toolchain
 from lowc.backends.llvm.builder import Builder, ModuleText
-from lowc.backends.x86.emit import emit_kernel, quoted
+from lowc.backends.x86.emit import emit_kernel
 from lowc.backends.x86.operations import LIBM
-from lowc.backends.x86.region import Region, scalar_index
+from lowc.backends.x86.region import Region, quoted, scalar_index
 from lowc.errors import CodegenError
 from lowc.ir.nodes import Buffer, Extern, Launch, Module, Op
 from lowc.ir.ops import CHECKS
@@ -63,7 +63,6 @@ def _run(text: ModuleText, module: Module, launches: tuple[int, ...]) -> Native:
         region.sizes[size.name] = slot(size.name, "i64")
     error = b.alloca("i64", 8)
     b.line(f"store i64 0, ptr {error}, align 8")
-    result = "0"
     for number in launches:
         launch = module.steps[number]
         assert isinstance(launch, Launch)
@@ -78,13 +77,9 @@ def _run(text: ModuleText, module: Module, launches: tuple[int, ...]) -> Native:
         b.line(f"call void @{quoted(launch.kernel.name)}({', '.join([*args, f'ptr {error}'])})")
         if _checks(launch):
             code = b.op(f"load i64, ptr {error}, align 8")
-            failed = b.op(f"icmp ne i64 {code}, 0")
             marked = b.op(f"add i64 {code}, {ERRORS * number}")
-            fresh = b.op(f"select i1 {failed}, i64 {marked}, i64 0")
-            first = b.op(f"icmp eq i64 {result}, 0")
-            result = b.op(f"select i1 {first}, i64 {fresh}, i64 {result}")
-            b.line(f"store i64 0, ptr {error}, align 8")
-    b.finish(f"i64 @{symbol}(ptr %slots)", f"i64 {result}")
+            b.leave(b.op(f"icmp ne i64 {code}, 0"), [], f"i64 {marked}")
+    b.finish(f"i64 @{symbol}(ptr %slots)", "i64 0")
     return Native(symbol, launches)
 
 

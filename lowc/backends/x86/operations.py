@@ -53,7 +53,9 @@ def apply(b: Builder, name: str, args: list[Val], dtype: DType, ops: frozenset[s
     row = _TEMPLATES.get((name, args[-1].dtype.kind if name == "select" else args[0].dtype.kind))
     if row is not None:
         type_ = args[0].type
-        return Val(b.pure(row.format(t=type_, **{"abc"[n]: a.text for n, a in enumerate(args)})), dtype, lanes)
+        return Val(
+            b.pure(row.format(t=type_, **{"abc"[n]: a.text for n, a in enumerate(args)})), dtype, lanes
+        )
     function = _FUNCTIONS.get(name)
     if function is None:
         raise CodegenError(f"no x86 code for {name} on {', '.join(str(a.dtype) for a in args)}")
@@ -81,7 +83,13 @@ _TEMPLATES: dict[tuple[str, str], str] = {
     **{
         (name, kind): f"{instruction} {{t}} {{a}}, {{b}}"
         for kind in "biu"
-        for name, instruction in (("and", "and"), ("or", "or"), ("xor", "xor"), ("eq", "icmp eq"), ("ne", "icmp ne"))
+        for name, instruction in (
+            ("and", "and"),
+            ("or", "or"),
+            ("xor", "xor"),
+            ("eq", "icmp eq"),
+            ("ne", "icmp ne"),
+        )
     },
     **{(f"{c}", "i"): f"icmp s{c} {{t}} {{a}}, {{b}}" for c in ("lt", "le", "gt", "ge")},
     **{(f"{c}", kind): f"icmp u{c} {{t}} {{a}}, {{b}}" for c in ("lt", "le", "gt", "ge") for kind in "ub"},
@@ -260,7 +268,12 @@ def _select(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozense
 def _mulhi(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
     wide = [cast(b, a, i64, ops) for a in args]
     product = binary(b, "mul", *wide)
-    return cast(b, Val(b.pure(f"lshr {product.type} {product.text}, {const(32, i64, lanes).text}"), i64, lanes), dtype, ops)
+    return cast(
+        b,
+        Val(b.pure(f"lshr {product.type} {product.text}, {const(32, i64, lanes).text}"), i64, lanes),
+        dtype,
+        ops,
+    )
 
 
 def _copysign(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
@@ -294,7 +307,10 @@ def _scalef(b: Builder, x: Val, n: Val, lanes: int) -> Val:
         return Val(text, x.dtype, lanes)
     if lanes < 128 // x.dtype.bits:
         whole = 128 // x.dtype.bits
-        padded = [Val(splat(b, v, whole).text, v.dtype, whole) if not v.lanes else _widen(b, v, whole) for v in (x, n)]
+        padded = [
+            Val(splat(b, v, whole).text, v.dtype, whole) if not v.lanes else _widen(b, v, whole)
+            for v in (x, n)
+        ]
         out = _scalef(b, *padded, whole)
         if lanes:
             return _part(b, out, 0, lanes)
@@ -309,12 +325,16 @@ def _scalef(b: Builder, x: Val, n: Val, lanes: int) -> Val:
 
 def _part(b: Builder, x: Val, start: int, count: int) -> Val:
     order = ", ".join(f"i32 {start + k}" for k in range(count))
-    return Val(b.pure(f"shufflevector {x.type} {x.text}, {x.type} poison, <{count} x i32> <{order}>"), x.dtype, count)
+    return Val(
+        b.pure(f"shufflevector {x.type} {x.text}, {x.type} poison, <{count} x i32> <{order}>"), x.dtype, count
+    )
 
 
 def _widen(b: Builder, x: Val, lanes: int) -> Val:
     order = ", ".join(f"i32 {k if k < x.lanes else 0}" for k in range(lanes))
-    return Val(b.pure(f"shufflevector {x.type} {x.text}, {x.type} poison, <{lanes} x i32> <{order}>"), x.dtype, lanes)
+    return Val(
+        b.pure(f"shufflevector {x.type} {x.text}, {x.type} poison, <{lanes} x i32> <{order}>"), x.dtype, lanes
+    )
 
 
 def _two_steps(b: Builder, x: Val, n: Val, lanes: int) -> Val:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from lowc.backends.llvm.builder import Builder
+from lowc.backends.x86 import accumulators
 from lowc.backends.x86.operations import Val, binary, cast, const, select, splat
 from lowc.errors import CodegenError
 from lowc.ir.index import (
@@ -35,7 +36,11 @@ class Lanes:
 
 @dataclass(slots=True)
 class Region:
-    """Names in scope as operands: variables, axes, pointers by buffer name, sizes; ``error`` is where a failed check is noted."""
+    """Names in scope as operands: variables, accumulators, axes, pointers by buffer name, sizes.
+
+    ``laned``: local buffers of which each lane has its own, as arrays of so many lanes.  ``error``: where a failed check is noted.
+    ``scratch``: memory that masked-off stores go to.
+    """
 
     b: Builder
     ops: frozenset[str]
@@ -44,7 +49,23 @@ class Region:
     axes: dict[str, str] = field(default_factory=dict)
     pointers: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, accumulators.Group] = field(default_factory=dict)
+    laned: dict[str, int] = field(default_factory=dict)
     lanes: Lanes | None = None
+    scratch: str = ""
+
+    def variable(self, name: str) -> Val:
+        """The value of a Let or an accumulator."""
+        group = self.groups.get(name)
+        if group is None:
+            return self.variables[name]
+        values = accumulators.value(self.b, group, self.ops)
+        return next(v for v, var in zip(values, group.vars, strict=True) if var.name == name)
+
+
+def quoted(name: str) -> str:
+    """A name as LLVM takes it after % or @."""
+    return f'"k.{name}"'
 
 
 def varies(r: Region, index: Index) -> bool:
@@ -52,25 +73,36 @@ def varies(r: Region, index: Index) -> bool:
     if r.lanes is None:
         return False
     for atom in index_atoms(index):
-        if atom == r.lanes.axis or (isinstance(atom, Opaque) and r.variables[atom.name].lanes):
+        if atom == r.lanes.axis or (isinstance(atom, Opaque) and r.variable(atom.name).lanes):
             return True
     return False
 
 
 def scalar_index(r: Region, index: Index) -> str:
     """``index`` as an i64 operand; the vector axis stands at lane 0."""
-    total = ""
+    total = "0"
     for monomial, coefficient in index.terms:
-        term = ""
+        term = str(coefficient)
         for atom in monomial:
-            value = _scalar_atom(r, atom)
-            term = value if not term else r.b.pure(f"mul i64 {term}, {value}")
-        if not term:
-            term = str(coefficient)
-        elif coefficient != 1:
-            term = r.b.pure(f"mul i64 {term}, {coefficient}")
-        total = term if not total else r.b.pure(f"add i64 {total}, {term}")
-    return total or "0"
+            term = _times(r, _scalar_atom(r, atom), term)
+        total = _plus(r, total, term)
+    return total
+
+
+def _times(r: Region, a: str, b: str) -> str:
+    if _is_number(a) and _is_number(b):
+        return str(int(a) * int(b))
+    return a if b == "1" else b if a == "1" else r.b.pure(f"mul i64 {a}, {b}")
+
+
+def _plus(r: Region, a: str, b: str) -> str:
+    if _is_number(a) and _is_number(b):
+        return str(int(a) + int(b))
+    return a if b == "0" else b if a == "0" else r.b.pure(f"add i64 {a}, {b}")
+
+
+def _is_number(text: str) -> bool:
+    return text[0] != "%"
 
 
 def _scalar_atom(r: Region, atom: Atom) -> str:
@@ -79,7 +111,7 @@ def _scalar_atom(r: Region, atom: Atom) -> str:
     if isinstance(atom, Symbol):
         return r.sizes[atom.name]
     if isinstance(atom, Opaque):
-        value = r.variables[atom.name]
+        value = r.variable(atom.name)
         if value.lanes:
             raise CodegenError(f"{atom.name} differs from lane to lane and has no scalar value")
         return value.text
@@ -107,6 +139,11 @@ def vector_index(r: Region, index: Index) -> Val:
     return splat(r.b, total or const(0, i64), r.lanes.count)
 
 
+def lane_numbers(count: int) -> Val:
+    """0, 1, 2, … in i64."""
+    return Val(f"<{', '.join(f'i64 {n}' for n in range(count))}>", i64, count)
+
+
 def _on_lanes(r: Region, name: str, a: Val, b: Val) -> Val:
     lanes = max(a.lanes, b.lanes)
     return binary(r.b, name, splat(r.b, a, lanes), splat(r.b, b, lanes))
@@ -116,11 +153,9 @@ def _vector_atom(r: Region, atom: Atom) -> Val:
     assert r.lanes is not None
     if atom == r.lanes.axis:
         count = r.lanes.count
-        steps = ", ".join(f"i64 {n}" for n in range(count))
-        base = splat(r.b, Val(r.lanes.base, i64), count)
-        return Val(r.b.pure(f"add {base.type} {base.text}, <{steps}>"), i64, count)
+        return binary(r.b, "add", splat(r.b, Val(r.lanes.base, i64), count), lane_numbers(count))
     if isinstance(atom, Opaque):
-        return r.variables[atom.name]
+        return r.variable(atom.name)
     if isinstance(atom, Axis | Symbol):
         return Val(_scalar_atom(r, atom), i64)
     inner = (atom.num, atom.den) if isinstance(atom, FloorDiv | Mod) else (atom.a, atom.b)
@@ -132,7 +167,13 @@ def _vector_atom(r: Region, atom: Atom) -> Val:
     num = vector_index(r, atom.num)
     top = upper_bound(atom.num)
     divisor = constant(atom.den)
-    if divisor is not None and 0 < divisor < 2**31 and (lower_bound(atom.num) or -1) >= 0 and top is not None and top < 2**31:
+    if (
+        divisor is not None
+        and 0 < divisor < 2**31
+        and (lower_bound(atom.num) or -1) >= 0
+        and top is not None
+        and top < 2**31
+    ):
         # 32-bit lanes divide by a constant with one multiplication; 64-bit ones would go through scalar code
         small = cast(r.b, num, i32, r.ops)
         return cast(r.b, _divide(r, atom, small, const(divisor, i32, num.lanes), i32), i64, r.ops)
@@ -141,7 +182,11 @@ def _vector_atom(r: Region, atom: Atom) -> Val:
 
 def _divisor(r: Region, den: Index, lanes: int) -> Val:
     """``den`` made at least 1, so that a size of 0 cannot trap."""
-    value = vector_index(r, den) if lanes and varies(r, den) else splat(r.b, Val(scalar_index(r, den), i64), lanes)
+    value = (
+        vector_index(r, den)
+        if lanes and varies(r, den)
+        else splat(r.b, Val(scalar_index(r, den), i64), lanes)
+    )
     if (lower_bound(den) or 0) >= 1:
         return value
     one = const(1, i64, value.lanes)

@@ -30,7 +30,11 @@ def emit(emitter: "Emitter", outer: For) -> bool:
         return False
     if "scalef" not in emitter.r.ops:
         return False  # no 512-bit registers
-    steps = (split(store.index[0], inner.axis)[0], split(store.index[0], outer.axis)[0], split(load.index[0], inner.axis)[0])
+    steps = (
+        split(store.index[0], inner.axis)[0],
+        split(store.index[0], outer.axis)[0],
+        split(load.index[0], inner.axis)[0],
+    )
     if tuple(map(constant, steps)) != (SIZE, 1, 1):
         return False
     r, b = emitter.r, emitter.b
@@ -39,11 +43,15 @@ def emit(emitter: "Emitter", outer: For) -> bool:
     rows: list[str] = []
     for n in range(SIZE):
         index = substitute(load.index[0], {outer.axis: ix(n), inner.axis: ix(0)})
-        place = b.pure(f"getelementptr {element}, ptr {r.pointers[load.buffer.name]}, i64 {scalar_index(r, index)}")
+        place = b.pure(
+            f"getelementptr {element}, ptr {r.pointers[load.buffer.name]}, i64 {scalar_index(r, index)}"
+        )
         rows.append(b.op(f"load {vector}, ptr {place}, align 4"))
     for n, row in enumerate(_transposed(emitter, rows, vector)):
         index = substitute(store.index[0], {outer.axis: ix(0), inner.axis: ix(n)})
-        place = b.pure(f"getelementptr {element}, ptr {r.pointers[store.buffer.name]}, i64 {scalar_index(r, index)}")
+        place = b.pure(
+            f"getelementptr {element}, ptr {r.pointers[store.buffer.name]}, i64 {scalar_index(r, index)}"
+        )
         b.line(f"store {vector} {row}, ptr {place}, align 4")
     return True
 
@@ -62,7 +70,9 @@ def _transposed(emitter: "Emitter", rows: list[str], vector: str) -> list[str]:
     for group in quads:
         a, c, d, e = rows[4 * group : 4 * group + 4]
         t0, t1, t2, t3 = shuffle(a, c, low), shuffle(a, c, high), shuffle(d, e, low), shuffle(d, e, high)
-        blocks.append([shuffle(t0, t2, first), shuffle(t0, t2, second), shuffle(t1, t3, first), shuffle(t1, t3, second)])
+        blocks.append(
+            [shuffle(t0, t2, first), shuffle(t0, t2, second), shuffle(t1, t3, first), shuffle(t1, t3, second)]
+        )
 
     def exchange(a: str, c: str, which: tuple[int, ...]) -> str:
         return shuffle(a, c, [4 * q + n for q in which for n in range(4)])
