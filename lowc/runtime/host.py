@@ -131,7 +131,7 @@ class _Renderer:
         self._unpack()
         if any(isinstance(step, Launch) and _is_parallel(step) for step in module.steps):
             self.emit("threads_as_torch()")
-        if module.workspace != 0:
+        if self.placed:
             self._require((module.workspace,))
             self.emit(f"ws = take({text(module.workspace)})")
         if not self.single and any(isinstance(step, Native) for step in self.artifact.program):
@@ -145,7 +145,7 @@ class _Renderer:
         for name, buffer in self.returned.items():
             if name not in self.alive:
                 self._allocate(buffer)
-        if module.workspace != 0:
+        if self.placed:
             self.emit("give(ws)")
         if self.written:
             self.emit(f"bumped({', '.join(self.name(n) for n in sorted(self.written))})")
@@ -258,7 +258,7 @@ class _Renderer:
     def _slot(self, holds: str, needed: Mapping[str, Buffer]) -> str:
         """The expression for a slot, empty if this native call does not need it."""
         if holds == "workspace":
-            return "ws.address" if self.module.workspace != 0 else ""
+            return "ws.address" if self.placed else ""
         if holds in needed:
             return f"{self.name(holds)}.data_ptr()"
         return holds if any(s.name == holds for s in self.known) else ""

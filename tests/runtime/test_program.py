@@ -126,6 +126,15 @@ def test_results_of_an_op_without_an_out_form_are_copied_into_the_workspace() ->
     assert torch.equal(program.call([given])[0], given[2:])
 
 
+def test_a_workspace_of_no_bytes() -> None:
+    x, a, y = buffer("x", 3, 0), buffer("a", 3, 0), buffer("y", 3, 3)
+    mm = Extern("aten.mm.default", (whole(a), View(x, types.f32, (ix(0), ix(3)), (ix(1), ix(0)), ix(0))), (), (y,))
+    program = load(
+        module([x], [a, y], [whole(y)], [launch([x], [a]), mm], placed=[("a", ix(0))]), f0=lambda **_: None
+    )
+    assert program.call([torch.ones(3, 0)])[0].tolist() == [[0.0] * 3] * 3
+
+
 def test_a_result_that_is_a_view_of_the_workspace_is_copied() -> None:
     like = buffer("like", 4, 4)
     x, a, v = buffer("x", 4, 4), buffer("a", 4, 4), buffer("v", 16)
