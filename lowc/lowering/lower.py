@@ -134,9 +134,10 @@ def _call(
     function: Callable[..., Any], builder: Builder, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
     out = node.outputs[0] if len(node.outputs) == 1 else node.outputs
-    takes_many = "outs" in signature(function).parameters
+    parameters = signature(function)
+    takes_many = "outs" in parameters.parameters
     try:
-        signature(function).bind(builder, out, *args, **kwargs)
+        parameters.bind(builder, out, *args, **kwargs)
     except TypeError as reason:
         raise NotLowered(f"arguments that lowc does not know ({reason})") from reason
     result = function(builder, node.outputs if takes_many else out, *args, **kwargs)

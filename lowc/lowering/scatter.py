@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import ZERO
+from lowc.ir.index import ZERO, prove_nonneg
 from lowc.ir.nodes import Expr
 from lowc.ir.types import bool_, i64
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.indexing import Selection, integers, selection
-from lowc.lowering.scalars import both, cast, const, op
+from lowc.lowering.scalars import both, cast, const, op, select
 from lowc.lowering.values import Coords, Value, is_one, loop_order
 from lowc.lowering.views import wrap
 
@@ -96,6 +96,40 @@ def scatter_combine(
         return (*c[:dim], where, *c[dim + 1 :]), b.load(src, c), mask
 
     return combine(b, out, self, index.shape, element, reducer)
+
+
+def scatter_value(b: Builder, out: TensorMeta, self: Value, dim: int, index: Value, value: Operand) -> Value:
+    return _scatter_one(b, out, self, dim, index, value)
+
+
+def scatter_src(b: Builder, out: TensorMeta, self: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scatter_one(b, out, self, dim, index, src)
+
+
+def _scatter_one(b: Builder, out: TensorMeta, self: Value, dim: int, index: Value, src: Operand) -> Value:
+    """One place for each row: a map that compares coordinates, as in one-hot vectors and the gradient of a loss by class."""
+    integers(index)
+    if not self.shape or not index.shape:
+        raise NotLowered("scatter into a 0-dim tensor")
+    dim = wrap(dim, len(self.shape))
+    if not is_one(index.shape[dim]) or not prove_nonneg(self.shape[dim] - 1):
+        raise NotLowered("writes to indexed places: equal indices overwrite each other")
+
+    def element(c: Coords) -> Expr:
+        mask: Expr | None = None
+        for position, (x, extent) in enumerate(zip(c, index.shape, strict=True)):
+            mask = mask if position == dim else both(mask, b.inside(x, ZERO, extent))
+        mask = None if mask is None else b.let(mask)
+        row = (*c[:dim], ZERO, *c[dim + 1 :])
+        where, _ = b.checked(b.load(index, row, mask), self.shape[dim], mask)
+        hit = both(mask, op("eq", b.index(where), b.index(c[dim])))
+        assert hit is not None
+        value = (
+            cast(b.load(src, row, mask), self.dtype) if isinstance(src, Value) else b.number(src, self.dtype)
+        )
+        return select(hit, value, b.load(self, c))
+
+    return b.map(out, element)
 
 
 _REDUCERS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}

@@ -317,6 +317,8 @@ INDEXING: dict[str, Callable[..., Any]] = {
     "aten._unsafe_index.Tensor": indexing.index,
     "aten.embedding_dense_backward.default": scatter.embedding_dense_backward,
     "aten.index_add.default": scatter.index_add,
+    "aten.scatter.value": scatter.scatter_value,
+    "aten.scatter.src": scatter.scatter_src,
     "aten.scatter_add.default": scatter.scatter_add,
     "aten.scatter_reduce.two": scatter.scatter_reduce,
     "aten.index_put.default": scatter.index_put,

@@ -64,6 +64,21 @@ def test_scatter_add_and_reduce() -> None:
     )
 
 
+def test_scatter_of_one_place() -> None:
+    i = torch.tensor([[2], [0], [3]])
+    for dtype in (*DTYPES, torch.bool):
+        x, s = data((3, 5), dtype), data((3, 2), dtype, 1)
+        check(lambda x, i: aten.scatter.value(x, 1, i, 1), x, i)
+        check(lambda x, i: aten.scatter.value(x, -1, i[:2], 1), x, i)
+        check(lambda x, i, s: aten.scatter.src(x, 1, i, s), x, i, s)
+        check(lambda x, i, s: aten.scatter.src(x.t(), 0, i.t(), s.t()), x, i, s)
+    check(lambda x, i: aten.scatter.value(x, 0, i, 1), data((5, 3), F), i, extern=("aten.scatter.value",))
+    check(lambda i: torch.nn.functional.one_hot(i, 5), i[:, 0])
+    module = lower(trace(lambda x, i: aten.scatter.value(x, 1, i, 1), (data((3, 3), F), i)))
+    with pytest.raises(IndexError):
+        run(module, [data((3, 3), F), i])
+
+
 PUTS: dict[str, Any] = {
     "one": lambda x, i, j, v: aten.index_put.default(x, [i], v[..., None, None], True),
     "two": lambda x, i, j, v: aten.index_put.default(x, [i, j], v[..., None], True),
