@@ -190,8 +190,9 @@ class _Generator:
         makers += [self._scatter, self._copy, self._extern]
         for _ in range(steps or rng.choice([1, 2, 3, 4, 6, 8, 12])):
             rng.choice(makers)()
-        if not self.temps:
+        while not self.temps:
             self._map()
+            self.limit *= 2
         mutated = self._mutations()
         outputs, tainted = self._outputs(mutated)
         explicit = [s for s in self.symbols if rng.random() < 0.5]
@@ -309,7 +310,8 @@ class _Generator:
         """An elementwise op on values that broadcast to the shape of one of them."""
         rng = self.rng
         base = self._pick()
-        assert base is not None
+        if base is None:
+            return
         shape = base.shape
         if rng.random() < 0.15 and len(shape) < 4:
             shape = (ix(rng.choice([2, 3])), *shape)
@@ -332,7 +334,8 @@ class _Generator:
     def _copy(self) -> None:
         """A copy, as ATen's clone and contiguous are."""
         base = self._pick()
-        assert base is not None
+        if base is None:
+            return
         with self._kernel("copy") as nest, nest.loops(base.shape) as coords:
             nest.store(self._temp(base.dtype, base.shape, base.taint), coords, nest.load(base, coords))
 
@@ -372,7 +375,8 @@ class _Generator:
         """A sum, product, maximum, ... over some dimensions, with an expression before and after."""
         rng = self.rng
         base = self._pick()
-        assert base is not None
+        if base is None:
+            return
         kept, reduced = self._split_dims(base)
         kinds = [
             r
@@ -402,6 +406,8 @@ class _Generator:
                     mask = op("lt", FromIndex(full[reduced[-1]], i64), const(3, i64))
                 nest.update(accs, reducer, item, mask=mask)
             result: Expr = accs[0]
+            if reducer in ("max", "min") and dtype.kind == "f":  # which of 0.0 and -0.0 is the larger is open
+                result = op("add", result, const(0.0, dtype))
             if inexact and rng.random() < 0.3:
                 total = ONE
                 for dim in reduced:
@@ -584,7 +590,7 @@ class _Generator:
         index = self._pick(lambda v: v.dtype in (i64, i32) and len(v.shape) == 1)
         if base is None or index is None:
             return
-        reducer = rng.choice(["add", "max"])
+        reducer = rng.choice(["add", "max"]) if base.dtype.kind == "i" else "add"
         taint = base.taint or (reducer == "add" and base.dtype.kind == "f")
         with self._kernel("copy") as nest, nest.loops(base.shape) as coords:
             out = self._temp(base.dtype, base.shape, taint)
