@@ -111,10 +111,10 @@ def same(got: Array, want: Array, dtype: DType, tolerance: float = 0.0) -> bool:
     """Whether storages are equal: bit for bit (any NaN is like any other), or within a relative tolerance."""
     if dtype.kind != "f":
         return bool((got == want).all())
-    a, b = (from_storage(x, dtype).astype(np.float64) for x in (got, want))
-    if not tolerance:
-        return bool((((a == b) & (np.signbit(a) == np.signbit(b))) | (np.isnan(a) & np.isnan(b))).all())
     with np.errstate(all="ignore"):
+        a, b = (from_storage(x, dtype).astype(np.float64) for x in (got, want))
+        if not tolerance:
+            return bool((((a == b) & (np.signbit(a) == np.signbit(b))) | (np.isnan(a) & np.isnan(b))).all())
         close = np.abs(a - b) <= tolerance * np.maximum(1.0, np.abs(b))
     return bool((close | (a == b) | (np.isnan(a) & np.isnan(b))).all())
 

@@ -326,8 +326,6 @@ class Emitter:
         """select(cond, a, b), with a branch around ``a`` that is taken if no lane wants it."""
         cond, other = self.memo[id(expr.args[0])], self.memo[id(expr.args[2])]
         lanes = self.r.lanes.count if self.r.lanes is not None else 0
-        if not (cond.lanes or other.lanes):
-            lanes = 0
         other = splat(self.b, other, lanes)
         wanted = accumulators.any_lane(self.b, cond)
         outside = self.memo

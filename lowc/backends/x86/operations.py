@@ -230,29 +230,59 @@ def _shift(instruction: str) -> Row:
 
 
 def _integer_division(name: str) -> Row:
-    """Quotients and remainders that never trap: a zero divisor counts as 1, and MIN / -1 wraps to MIN."""
+    """Quotients and remainders that never trap: x // 0 and x % 0 are 0, and MIN / -1 wraps to MIN."""
 
     def row(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
         x, y = args
         zero, one = const(0, dtype, lanes), const(1, dtype, lanes)
-        unsafe = binary(b, "eq", y, zero)
-        if dtype.kind == "u":
-            y = select(b, unsafe, one, y)
-            word = "udiv" if "div" in name else "urem"
-            return Val(b.pure(f"{word} {x.type} {x.text}, {y.text}"), dtype, lanes)
-        minus = binary(b, "eq", y, const(-1, dtype, lanes))
-        safe = select(b, binary(b, "or", unsafe, minus), one, y)
-        quotient = Val(b.pure(f"sdiv {x.type} {x.text}, {safe.text}"), dtype, lanes)
+        literal = not y.text.startswith("%")
+        nothing = binary(b, "eq", y, zero)
+        safe, minus = y, None
+        if not literal or _number(y) in (0, -1):
+            unsafe = nothing
+            if dtype.kind == "i":
+                minus = binary(b, "eq", y, const(-1, dtype, lanes))
+                unsafe = binary(b, "or", nothing, minus)
+            safe = select(b, unsafe, one, y)
+        quotient = _quotient(b, x, safe, literal, ops)
         rest = binary(b, "sub", x, binary(b, "mul", quotient, safe))
-        quotient = select(b, minus, binary(b, "sub", zero, x), quotient)
-        if name.startswith("floor"):
+        if minus is not None:
+            quotient = select(b, minus, binary(b, "sub", zero, x), quotient)
+        if name.startswith("floor") and dtype.kind == "i":
             differ = binary(b, "lt", binary(b, "xor", rest, safe), zero)
             off = binary(b, "and", differ, binary(b, "ne", rest, zero))
             quotient = select(b, off, binary(b, "sub", quotient, one), quotient)
             rest = select(b, off, binary(b, "add", rest, safe), rest)
-        return quotient if "div" in name else rest
+        if "mod" in name:
+            return rest
+        return quotient if literal and _number(y) else select(b, nothing, zero, quotient)
 
     return row
+
+
+def _number(x: Val) -> int:
+    """The value of an integer constant."""
+    return int(x.text.removeprefix("splat (").removesuffix(")").split()[-1])
+
+
+def _quotient(b: Builder, x: Val, y: Val, literal: bool, ops: frozenset[str]) -> Val:
+    """x / y rounded toward 0; y is neither 0 nor, for signed types, -1.
+
+    Lanes have no integer division.  Up to 32 bits it goes by floats: between x/y and the next integer, if it is none, lies at
+    least 1/y, relative to x/y 1/x, which is more than the error of a float with twice the bits of x.
+    """
+    dtype = x.dtype
+    if not x.lanes or literal or dtype.bits > 32:
+        return Val(
+            b.pure(f"{'s' if dtype.kind == 'i' else 'u'}div {x.type} {x.text}, {y.text}"), dtype, x.lanes
+        )
+    wide = f64 if dtype.bits == 32 else f32
+    a, c = (cast(b, cast(b, v, i32, ops) if dtype.bits < 32 else v, wide, ops) for v in (x, y))
+    ratio = binary(b, "div", a, c)
+    if dtype.bits < 32:
+        return cast(b, cast(b, ratio, i32, ops), dtype, ops)
+    word = "fptosi" if dtype.kind == "i" else "fptoui"
+    return Val(b.pure(f"{word} {ratio.type} {ratio.text} to {x.type}"), dtype, x.lanes)
 
 
 def _bitcast(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
@@ -287,10 +317,10 @@ def _ldexp(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset
     if "scalef" in ops:
         return _scalef(b, args[0], args[1], lanes)
     if dtype != f32:
-        return _two_steps(b, args[0], args[1], lanes)
+        return _by_steps(b, args[0], args[1], lanes)
     # in f64 the scaled value is exact, so that the conversion back is the only rounding
-    wide = [cast(b, a, f64, ops) for a in args]
-    return cast(b, _two_steps(b, wide[0], wide[1], lanes), f32, ops)
+    x, n = (cast(b, a, f64, ops) for a in args)
+    return cast(b, binary(b, "mul", x, _power(b, n, lanes)), f32, ops)
 
 
 def _scalef(b: Builder, x: Val, n: Val, lanes: int) -> Val:
@@ -337,16 +367,39 @@ def _widen(b: Builder, x: Val, lanes: int) -> Val:
     )
 
 
-def _two_steps(b: Builder, x: Val, n: Val, lanes: int) -> Val:
-    """x * 2**(n/2) * 2**(n - n/2) with each power made in the exponent bits (f64)."""
-    low, high = const(-2000.0, x.dtype, lanes), const(2000.0, x.dtype, lanes)
-    n = select(b, binary(b, "lt", n, low), low, select(b, binary(b, "gt", n, high), high, n))
-    count = Val(b.pure(f"fptosi {n.type} {n.text} to {vector('i64', lanes)}"), i64, lanes)
-    half = Val(b.pure(f"ashr {count.type} {count.text}, {const(1, i64, lanes).text}"), i64, lanes)
-    for part in (half, binary(b, "sub", count, half)):
-        exponent = binary(b, "add", part, const(1023, i64, lanes))
-        x = binary(b, "mul", x, bits(b, _shl(b, exponent, 52), f64))
-    return x
+def _by_steps(b: Builder, x: Val, n: Val, lanes: int) -> Val:
+    """x * 2**n in f64 by three factors whose exponent bits are made from n.
+
+    The first two are powers of 2 that only huge n want: up by 2**1023 at most, down by 2**-969, which leaves 53 bits above the
+    smallest normal number to what the last factor may still round (as in musl's scalbn): one rounding in all.
+    """
+    low, high = const(-2100.0, f64, lanes), const(2100.0, f64, lanes)
+    n = select(b, binary(b, "gt", n, low), n, low)  # also where n is NaN
+    n = select(b, binary(b, "lt", n, high), n, high)
+    left = Val(b.pure(f"fptosi {n.type} {n.text} to {vector('i32', lanes)}"), i32, lanes)
+    for _ in range(2):
+        above, below = (
+            binary(b, "gt", left, const(1023, i32, lanes)),
+            binary(b, "lt", left, const(-1022, i32, lanes)),
+        )
+        factor = select(b, below, const(2.0**-969, f64, lanes), const(1.0, f64, lanes))
+        x = binary(b, "mul", x, select(b, above, const(2.0**1023, f64, lanes), factor))
+        taken = select(b, below, const(-969, i32, lanes), const(0, i32, lanes))
+        left = binary(b, "sub", left, select(b, above, const(1023, i32, lanes), taken))
+    left = select(b, binary(b, "gt", left, const(1023, i32, lanes)), const(1023, i32, lanes), left)
+    left = select(b, binary(b, "lt", left, const(-1022, i32, lanes)), const(-1022, i32, lanes), left)
+    exponent = cast(b, binary(b, "add", left, const(1023, i32, lanes)), i64, frozenset())
+    return binary(b, "mul", x, bits(b, _shl(b, exponent, 52), f64))
+
+
+def _power(b: Builder, n: Val, lanes: int) -> Val:
+    """2**n in f64 for an integral n, as far as it is a normal number."""
+    low, high = const(-1000.0, f64, lanes), const(1000.0, f64, lanes)
+    n = select(b, binary(b, "gt", n, low), n, low)
+    n = select(b, binary(b, "lt", n, high), n, high)
+    count = Val(b.pure(f"fptosi {n.type} {n.text} to {vector('i32', lanes)}"), i32, lanes)
+    exponent = cast(b, binary(b, "add", count, const(1023, i32, lanes)), i64, frozenset())
+    return bits(b, _shl(b, exponent, 52), f64)
 
 
 def _shl(b: Builder, x: Val, count: int) -> Val:
@@ -365,8 +418,7 @@ def cast(b: Builder, x: Val, dtype: DType, ops: frozenset[str]) -> Val:
     if source.kind == "f" and source.bits == 16:
         return cast(b, _widen_float(b, x, ops), dtype, ops)
     if dtype.kind == "f" and dtype.bits == 16:
-        single = x if source == f32 else _to_single_odd(b, x) if source == f64 else cast(b, x, f32, ops)
-        return _narrow_float(b, single, dtype, ops)
+        return _narrow_float(b, cast(b, x, f32, ops), dtype, ops)  # f64 by way of f32, as ATen does
     to = Val("", dtype, lanes).type
     if dtype.kind == "b":
         return binary(b, "ne", x, const(0, source, lanes))
@@ -391,24 +443,6 @@ def cast(b: Builder, x: Val, dtype: DType, ops: frozenset[str]) -> Val:
 
 def _cast(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
     return cast(b, args[0], dtype, ops)
-
-
-def _to_single_odd(b: Builder, x: Val) -> Val:
-    """f64 → f32 rounding to odd, so that a second rounding to 16 bits gives the correctly rounded result
-    (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE TC 2008)."""
-    near = Val(b.pure(f"fptrunc {x.type} {x.text} to {vector('float', x.lanes)}"), f32, x.lanes)
-    back = Val(b.pure(f"fpext {near.type} {near.text} to {x.type}"), f64, x.lanes)
-    word = bits(b, near, i32)
-    inexact = binary(b, "ne", back, x)
-    even = binary(b, "eq", binary(b, "and", word, const(1, i32, x.lanes)), const(0, i32, x.lanes))
-    size_back, size_x = intrinsic(b, "fabs", [back], x.lanes), intrinsic(b, "fabs", [x], x.lanes)
-    up = binary(b, "gt", size_x, size_back)
-    moved = select(
-        b, up, binary(b, "add", word, const(1, i32, x.lanes)), binary(b, "sub", word, const(1, i32, x.lanes))
-    )
-    nan = Val(b.pure(f"fcmp uno {x.type} {x.text}, {x.text}"), bool_, x.lanes)
-    change = binary(b, "and", binary(b, "and", inexact, even), _not(b, [nan], bool_, x.lanes, frozenset()))
-    return bits(b, select(b, change, moved, word), f32)
 
 
 def _widen_float(b: Builder, x: Val, ops: frozenset[str]) -> Val:
