@@ -7,9 +7,12 @@ LOWC_FIRST_SEED=M starts at another.
 import os
 import random
 
+import numpy as np
 import pytest
 
+from lowc.ir.interp import run_module
 from lowc.ir.nodes import LEVELS, Module
+from lowc.ir.parser import parse_module
 from lowc.ir.verify import verify_module
 from lowc.options import Options
 from lowc.scheduler import pipeline
@@ -94,3 +97,63 @@ def test_random_programs_are_valid(seed: int) -> None:
     assert program.module.level == "LOOPS"
     assert program.module.steps
     assert not differences(program, run(program, program.module, 1), run(program, program.module, 1))
+
+
+GATHER = """
+module @LOOPS(s: 0..) {
+  input x: f32[s, 5]
+  input at: i64[3]
+  temp a: i64[3]
+  temp g: f32[3, 5]
+  temp out: f32[3]
+  launch shift(at, a)
+  launch gather(x, a, g)
+  launch rows(g, out)
+  return out
+}
+
+kernel shift(at: i64[3], a: i64[3]) { for i in 3 { a[i] = truncdiv(at[i], check_nonzero(at[i], true)) * (at[i] - 1) } }
+
+kernel gather(s: size 0.., x: f32[s, 5], a: i64[3], g: f32[3, 5]) {
+  for i in 3 {
+    for j in 5 {
+      p = check_index(a[i], idx(s), true)
+      g[i, j] = x[p, j if idx(s) > 0] + 1.0
+    }
+  }
+}
+
+kernel rows(g: f32[3, 5], out: f32[3]) {
+  for i in 3 {
+    acc t: f32 = add
+    for k in 5 { t add= g[i, k] if idx(k) < 4 }
+    out[i] = t
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("off", ["", "inline", "fuse", "forward", "inline,fuse,schedule"])
+@pytest.mark.parametrize(
+    "rows, index", [(4, [1, 4, 2]), (4, [1, 5, 2]), (4, [1, 0, 2]), (4, [3, 1, -7]), (0, [1, 1, 1])]
+)
+def test_failing_checks_raise_after_every_pass(rows: int, index: list[int], off: str) -> None:
+    """An index out of range, and a zero divisor, in a chain of kernels that fuse."""
+    module = parse_module(GATHER)
+    x = np.arange(rows * 5, dtype=np.float32)
+    places = [v - 1 for v in index]
+    skip = frozenset(off.split(",")) & frozenset(OPTIONAL)
+    for row in pipeline.PASSES:
+        if row.name in skip:
+            continue
+        module = pipeline.apply(row, module, TARGETS["avx2"], Options(check=CHECK))
+        storages = [x.copy(), np.array(index)]
+        if 0 in index:
+            with pytest.raises(ZeroDivisionError):
+                run_module(module, storages, sizes={"s": rows})
+        elif not all(0 <= p < rows for p in places):
+            with pytest.raises(IndexError):
+                run_module(module, storages, sizes={"s": rows})
+        else:
+            (found,) = run_module(module, storages, sizes={"s": rows})
+            assert found.tolist() == [x.reshape(rows, 5)[p, :4].sum() + 4 for p in places]
