@@ -1,7 +1,9 @@
 """LLVM through llvmlite: text to object or assembly, object to callable addresses.  No IR passes: vectors are explicit already."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import count
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -44,25 +46,40 @@ def emit_assembly(text: str, cpu: str, features: str, opt: int = 2) -> str:
     return _machine(triple, cpu, features, opt).emit_assembly(_parse(text))
 
 
-class Library:
-    """Loaded code: ``address(name)`` for each of the functions asked for.  The code is unloaded with the object."""
+@cache
+def _jit() -> llvm.LLJIT:
+    """The one linker of this process: making another for each library would take ten times as long as linking."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.create_lljit_compiler()
 
-    def __init__(self, code: bytes, names: tuple[str, ...], imports: Mapping[str, int]) -> None:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        self.jit = llvm.create_lljit_compiler()
+
+_numbers = count()
+
+
+class Library:
+    """Loaded code: ``address(name)`` for each of the functions asked for.  The code is unloaded with the object.
+
+    Raises CodegenError if the code calls a function that ``imports`` (name: address) does not have.
+    """
+
+    def __init__(self, code: bytes, names: Sequence[str], imports: Mapping[str, int]) -> None:
         builder = llvm.JITLibraryBuilder()
         builder.add_object_img(code)
         for name, address in imports.items():
             builder.import_symbol(name, address)
         for name in names:
             builder.export_symbol(name)
-        self.tracker = builder.link(self.jit, "lowc")
+        try:
+            self._tracker = builder.link(_jit(), f"lowc.{next(_numbers)}")  # LLVM wants a new name each time
+        except RuntimeError as error:
+            raise CodegenError(f"generated code cannot be linked: {error}") from error
 
     def address(self, name: str) -> int:
-        return self.tracker[name]
+        return self._tracker[name]
 
 
+@cache
 def libm(names: frozenset[str]) -> dict[str, int]:
     """Addresses of functions of the C maths library, which is mapped into every Python process."""
     library = ctypes.CDLL("libm.so.6")
