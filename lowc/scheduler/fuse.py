@@ -13,11 +13,11 @@ Precondition: a kernel's params are the module's own buffers.  Does not remove s
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowc.ir.index import Axis, Index, ix
-from lowc.ir.nodes import Extern, For, Launch, Let, Module, Stmt, Store
-from lowc.ir.walk import Substitution, buffers, loads, make_kernel, names, statements, stores
+from lowc.ir.index import Axis, Index, Symbol, ix
+from lowc.ir.nodes import Buffer, Extern, For, Kernel, Launch, Let, Module, Stmt, Store
+from lowc.ir.walk import Substitution, loads, names, statements, stores
 from lowc.options import Options
-from lowc.scheduler.merge import merge
+from lowc.scheduler.merge import Cache, merge
 from lowc.scheduler.nest import estimate, numel, plain_axis, prune, step_reads, step_writes
 from lowc.scheduler.rename import apart, fresh
 from lowc.target import Target
@@ -32,40 +32,60 @@ FEW = 16  # outer iterations below which a large kernel would starve the cores
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """A kernel in the making.  ``size`` counts statements, ``work`` the iterations of its largest nest."""
+    """A step, or a kernel in the making: its body, its params, the names bound in it, the ops in it.
+
+    ``size`` counts statements, ``work`` the iterations of its largest nest.
+    """
 
     step: Launch | Extern
     reads: set[int]
     writes: set[int]
-    position: int
+    body: tuple[Stmt, ...] = ()
+    params: tuple[Buffer, ...] = ()
+    sizes: tuple[Symbol, ...] = ()
+    names: frozenset[str] = frozenset()
+    origin: tuple[str, ...] = ()
+    name: str = ""
     size: int = 0
     work: int = 0
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with kernels joined; repeated until nothing joins, since a join can make another possible."""
-    groups = [_group(step, number) for number, step in enumerate(module.steps)]
+    groups = [_group(step) for step in module.steps]
+    cache: Cache = {}
     for _ in range(3):
         before = len(groups)
-        groups = _sweep(groups)
+        groups = _sweep(groups, cache)
         if len(groups) == before:
             break
-    return prune(module, [g.step for g in groups])
+    return prune(module, [_finished(g) for g in groups])
 
 
-def _group(step: Launch | Extern, position: int) -> _Group:
-    group = _Group(step, {id(b) for b in step_reads(step)}, {id(b) for b in step_writes(step)}, position)
+def _group(step: Launch | Extern) -> _Group:
+    group = _Group(step, {id(b) for b in step_reads(step)}, {id(b) for b in step_writes(step)})
     if isinstance(step, Launch):
-        group.size = sum(1 for _ in statements(step.kernel.body))
-        group.work = _work(step.kernel.body)
+        kernel = step.kernel
+        group.body, group.params, group.sizes = kernel.body, kernel.params, kernel.sizes
+        group.names, group.origin, group.name = frozenset(names(kernel.body)), step.origin, kernel.name
+        group.size = len(statements(kernel.body))
+        group.work = _work(kernel.body)
     return group
+
+
+def _finished(group: _Group) -> Launch | Extern:
+    """The step that ``group`` has become."""
+    if isinstance(group.step, Launch) and group.body is not group.step.kernel.body:
+        body = apart(group.body, {p.name for p in group.params})
+        return Launch(Kernel(group.name, group.params, group.sizes, body), group.params, group.origin)
+    return group.step
 
 
 def _work(body: Sequence[Stmt]) -> int:
     return max((max(1, estimate(s.axis.extent)) * _work(s.body) for s in body if isinstance(s, For)), default=1)
 
 
-def _sweep(groups: list[_Group]) -> list[_Group]:
+def _sweep(groups: list[_Group], cache: Cache) -> list[_Group]:
     """One pass over the kernels in order, each joining a kernel before it if it can."""
     done: list[_Group | None] = []
     writers: dict[int, list[int]] = {}
@@ -78,7 +98,7 @@ def _sweep(groups: list[_Group]) -> list[_Group]:
                 other = done[candidate]
                 assert other is not None
                 spot = _spot(other, group, candidate, len(done), writers, readers)
-                if spot is None or (joined := _join(other, group)) is None:
+                if spot is None or (joined := _join(other, group, cache)) is None:
                     continue
                 done[candidate] = None
                 place, group = spot, joined
@@ -99,7 +119,7 @@ def _large_buffers(groups: Sequence[_Group]) -> set[int]:
     found: set[int] = set()
     for group in groups:
         if isinstance(group.step, Launch):
-            found |= {id(b) for b in group.step.kernel.params if estimate(numel(b.shape)) >= LARGE}
+            found |= {id(b) for b in group.params if estimate(numel(b.shape)) >= LARGE}
     return found
 
 
@@ -137,34 +157,36 @@ def _spot(
 # ---------------------------------------------------------------- joining two kernels
 
 
-def _join(first: _Group, second: _Group) -> _Group | None:
+def _join(first: _Group, second: _Group, cache: Cache) -> _Group | None:
     """One kernel for both, or None if no outer loop joins or it would not pay."""
-    a, b = first.step, second.step
-    assert isinstance(a, Launch)
-    assert isinstance(b, Launch)
     if first.size + second.size > MAX_STATEMENTS:
         return None
-    if len({*map(id, a.kernel.params), *map(id, b.kernel.params)}) > MAX_PARAMS:
+    params = tuple({id(p): p for p in (*first.params, *second.params)}.values())
+    if len(params) > MAX_PARAMS:
         return None
-    mine = apart(b.kernel.body, names(a.kernel.body) | {p.name for p in a.kernel.params})
-    for head, body in _variants(a.kernel.body, mine):
-        block, joined = merge(head, body)
-        if (joined or _is_epilogue(b, a)) and _wide_enough(block, first, second):
-            params = buffers(block)
-            taken = {p.name for p in params}
-            block_ = apart(block, taken) if names(block) & taken else tuple(block)
-            kernel = make_kernel(_name(a.kernel.name, b.kernel.name), block_, params)
-            step = Launch(kernel, tuple(params), tuple(dict.fromkeys((*a.origin, *b.origin))))
-            return _group(step, first.position)
+    mine = apart(second.body, set(first.names) | {p.name for p in first.params})
+    for head, body in _variants(first.body, mine):
+        block, joined = merge(head, body, cache)
+        if (joined or _is_epilogue(second, first)) and _wide_enough(block, first, second):
+            return _Group(
+                first.step,
+                first.reads | second.reads,
+                first.writes | second.writes,
+                tuple(block),
+                params,
+                tuple(dict.fromkeys((*first.sizes, *second.sizes))),
+                first.names | frozenset(names(mine)) | (frozenset(names(block)) if head is not first.body else frozenset()),
+                tuple(dict.fromkeys((*first.origin, *second.origin))),
+                _name(first.name, second.name),
+                first.size + second.size,
+                max(first.work, second.work),
+            )
     return None
 
 
-def _is_epilogue(second: Launch, first: Launch) -> bool:
+def _is_epilogue(second: _Group, first: _Group) -> bool:
     """Whether ``second`` only does scalar work on what ``first`` has made."""
-    if any(isinstance(s, For) for s in second.kernel.body):
-        return False
-    made = {id(b) for b in step_writes(first)}
-    return any(id(b) in made for b in step_reads(second))
+    return not any(isinstance(s, For) for s in second.body) and not first.writes.isdisjoint(second.reads)
 
 
 def _name(a: str, b: str) -> str:

@@ -15,7 +15,8 @@ from lowc.ir.index import Axis, Index, constant
 from lowc.ir.nodes import Alloc, Buffer, For, If, Launch, Module, Stmt
 from lowc.ir.walk import Substitution, buffers, make_kernel
 from lowc.options import Options
-from lowc.scheduler.nest import numel, plain_axis, private, prune, touched
+from lowc.scheduler.merge import Cache, effects
+from lowc.scheduler.nest import numel, plain_axis, private, prune
 from lowc.target import Target
 
 
@@ -32,8 +33,9 @@ def run(module: Module, target: Target, options: Options) -> Module:
 def _localise(step: Launch, own: Sequence[Buffer], limit: int) -> Launch:
     body = step.kernel.body
     room = limit
+    cache: Cache = {}
     for buffer in own:
-        placed = _place(body, buffer, room)
+        placed = _place(body, buffer, room, cache)
         if placed is not None:
             body, size = placed
             room -= size
@@ -44,20 +46,25 @@ def _localise(step: Launch, own: Sequence[Buffer], limit: int) -> Launch:
     return Launch(make_kernel(step.kernel.name, body, params), tuple(params), step.origin)
 
 
-def _place(body: tuple[Stmt, ...], buffer: Buffer, room: int) -> tuple[tuple[Stmt, ...], int] | None:
+def _place(
+    body: tuple[Stmt, ...], buffer: Buffer, room: int, cache: Cache
+) -> tuple[tuple[Stmt, ...], int] | None:
     """``body`` with ``buffer`` allocated in the innermost block that holds all its accesses; None if it does not fit there."""
     fixed: list[Axis] = []
+    dimensions: list[int] = []
     block = body
     while True:
-        inside = [s for s in block if any(a.buffer is buffer for a in touched((s,)))]
+        inside = [s for s in block if _touches(s, buffer, cache)]
         if len(inside) != 1 or not isinstance(inside[0], For):
             break
         loop = inside[0]
-        if _dimension(block, buffer, loop.axis) is None:
+        dimension = _dimension(loop, buffer, cache)
+        if dimension is None:
             break
         fixed.append(loop.axis)
+        dimensions.append(dimension)
         block = loop.body
-    gone = {_dimension(body, buffer, axis) for axis in fixed}
+    gone = set(dimensions)
     kept = [d for d in range(len(buffer.shape)) if d not in gone]
     shape = tuple([buffer.shape[d] for d in kept])
     count = constant(numel(shape))
@@ -76,13 +83,17 @@ def _place(body: tuple[Stmt, ...], buffer: Buffer, room: int) -> tuple[tuple[Stm
     return _insert(body, fixed[-1], Alloc(local), Substitution(access=access)), count * buffer.dtype.bytes
 
 
-def _dimension(body: Sequence[Stmt], buffer: Buffer, axis: Axis) -> int | None:
-    """The dimension that every access to ``buffer`` in ``body`` indexes with ``axis`` itself."""
-    common: set[int] | None = None
-    for access in touched(body):
-        if access.buffer is buffer:
-            mine = {d for d, index in enumerate(access.index) if plain_axis(index) == axis}
-            common = mine if common is None else common & mine
+def _touches(stmt: Stmt, buffer: Buffer, cache: Cache) -> bool:
+    found = effects(stmt, cache)
+    return id(buffer) in found.reads or id(buffer) in found.writes
+
+
+def _dimension(loop: For, buffer: Buffer, cache: Cache) -> int | None:
+    """The dimension that every access to ``buffer`` in ``loop`` indexes with its axis itself."""
+    found = effects(loop, cache)
+    common = set(range(len(buffer.shape)))
+    for index in (*found.reads.get(id(buffer), ()), *found.writes.get(id(buffer), ())):
+        common &= {d for d, i in enumerate(index) if plain_axis(i) == loop.axis}
     return min(common) if common else None
 
 

@@ -29,11 +29,27 @@ class Effects:
     updates: set[str] = field(default_factory=set)
 
 
-def effects(stmts: Sequence[Stmt]) -> Effects:
-    """The Effects of ``stmts`` together."""
-    found = Effects()
-    _collect(stmts, found)
-    return found
+Cache = dict[int, tuple[Stmt, Effects]]
+"""Effects by ``id`` of the statement, which is kept alive beside them."""
+
+
+def effects(stmt: Stmt, cache: Cache) -> Effects:
+    """The Effects of ``stmt``."""
+    known = cache.get(id(stmt))
+    if known is None:
+        found = Effects()
+        _collect((stmt,), found)
+        known = cache[id(stmt)] = (stmt, found)
+    return known[1]
+
+
+def together(a: Effects, b: Effects) -> Effects:
+    """The Effects of two statements."""
+    out = Effects(a.defines | b.defines, a.needs | b.needs, dict(a.reads), dict(a.writes), a.updates | b.updates)
+    for mine, theirs in ((out.reads, b.reads), (out.writes, b.writes)):
+        for buffer, accesses in theirs.items():
+            mine[buffer] = [*mine[buffer], *accesses] if buffer in mine else accesses
+    return out
 
 
 def _collect(stmts: Sequence[Stmt], found: Effects) -> None:
@@ -72,28 +88,28 @@ def depends(later: Effects, earlier: Effects) -> bool:
     )
 
 
-def merge(first: Sequence[Stmt], second: Sequence[Stmt]) -> tuple[list[Stmt], int]:
+def merge(first: Sequence[Stmt], second: Sequence[Stmt], cache: Cache) -> tuple[list[Stmt], int]:
     """The statements of ``first`` then ``second``, loops joined; and how many loops were.
 
     Names of the two must differ (axes included).
     """
     block = list(first)
-    facts = [effects([s]) for s in block]
+    facts = [effects(s, cache) for s in block]
     joined = 0
     for stmt in second:
         if isinstance(stmt, For):
-            done = _join_into(block, facts, stmt)
+            done = _join_into(block, facts, stmt, cache)
             if done:
                 joined += done
                 continue
         block.append(stmt)
-        facts.append(effects([stmt]))
+        facts.append(effects(stmt, cache))
     return block, joined
 
 
-def _join_into(block: list[Stmt], facts: list[Effects], loop: For) -> int:
+def _join_into(block: list[Stmt], facts: list[Effects], loop: For, cache: Cache) -> int:
     """Joins ``loop`` with the nearest loop of ``block`` that allows it, in place; the number of loops joined."""
-    mine = effects([loop])
+    mine = effects(loop, cache)
     for position in range(len(block) - 1, -1, -1):
         host = block[position]
         if isinstance(host, For) and host.kind == loop.kind and host.axis.extent == loop.axis.extent:
@@ -103,11 +119,12 @@ def _join_into(block: list[Stmt], facts: list[Effects], loop: For) -> int:
                 facts[position], host.axis, mine, loop.axis
             ):
                 renamed = Substitution({loop.axis: ix(host.axis)}).body(loop.body)
-                body, inner = merge(host.body, renamed)
+                body, inner = merge(host.body, renamed, cache)
                 new = For(host.axis, tuple(body), host.kind)
+                fused = together(facts[position], effects(For(host.axis, renamed), cache))
+                cache[id(new)] = (new, fused)
                 order = [*range(position), *before, position, *(n for n in between if n not in before)]
                 block[:] = [new if n == position else block[n] for n in order]
-                fused = effects([new])
                 facts[:] = [fused if n == position else facts[n] for n in order]
                 return 1 + inner
         if depends(mine, facts[position]) and not isinstance(host, Acc | Let):
