@@ -188,9 +188,12 @@ def reduce_last(reducer: str, values: list[Array], dtypes: Sequence[DType]) -> l
         initial = constant(identity(reducer, dtype), dtype).astype(wide)[()]
         return [fit(ufunc.reduce(values[0].astype(wide, copy=False), axis=-1, initial=initial), dtype)]
     value, index = values
-    worst = constant(identity(reducer, dtypes[0]), dtypes[0])[()]
+    if not value.shape[-1]:
+        return start(reducer, dtypes, value.shape[:-1])
     nan = value != value
-    best = (np.maximum if reducer == "argmax" else np.minimum).reduce(value, axis=-1, initial=worst)
+    best = (np.maximum if reducer == "argmax" else np.minimum).reduce(value, axis=-1)
     chosen = masked(nan, np.any(nan, axis=-1)[..., None], value == best[..., None])
-    last = constant(FIRST_INDEX, dtypes[1])[()]
-    return [best, np.min(masked(index, chosen, last), axis=-1, initial=last)]
+    first = np.argmin(masked(index, chosen, constant(FIRST_INDEX, dtypes[1])), axis=-1)[..., None]
+    return [
+        np.take_along_axis(v, first, axis=-1)[..., 0][()] for v in values
+    ]  # 0.0 and -0.0 are equal, but not the same

@@ -10,12 +10,11 @@ numpy functions see arrays already widened to the compute dtype (f32 for f16 and
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
-from math import isfinite
 from typing import Any
 
 import numpy as np
 
+from lowc.ir.fma import fma
 from lowc.ir.types import DType, bool_
 
 
@@ -112,32 +111,6 @@ def _sign(a: Any) -> Any:
     return _where(a < 0, -1, 0).astype(a.dtype)
 
 
-def _fma(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c with one rounding: f32 by rounding the f64 sum to odd (Boldo and Melquiond), f64 with exact fractions."""
-    plain = a * b + c
-    if plain.dtype != np.float32:
-        return _fma_exact(plain, a, b, c)
-    product, addend = a.astype(np.float64) * b, c.astype(np.float64)
-    total = np.asarray(product + addend)
-    back = total - product
-    error = (product - (total - back)) + (addend - back)
-    odd = (total.view(np.uint64) & np.uint64(1)) == 1
-    toward = np.nextafter(total, np.copysign(np.inf, error))
-    return np.where(odd | (error == 0) | ~np.isfinite(total), total, toward).astype(np.float32)
-
-
-def _fma_one(plain: float, a: float, b: float, c: float) -> float:
-    if not (isfinite(a) and isfinite(b) and isfinite(c)):
-        return c if isfinite(a) and isfinite(b) else plain  # not plain if the product overflows
-    try:
-        return float(Fraction(a) * Fraction(b) + Fraction(c)) or plain
-    except OverflowError:
-        return plain
-
-
-_fma_exact = np.vectorize(_fma_one, otypes=[np.float64])
-
-
 OPS: dict[str, OpRow] = {
     row.name: row
     for row in (
@@ -155,7 +128,7 @@ OPS: dict[str, OpRow] = {
         OpRow("abs", 1, "iuf", "same", np.abs),
         OpRow("min", 2, "biuf", "same", np.minimum, commutative=True),
         OpRow("max", 2, "biuf", "same", np.maximum, commutative=True),
-        OpRow("fma", 3, "f", "same", _fma),
+        OpRow("fma", 3, "f", "same", fma),
         OpRow("mad", 3, "f", "same", _mad),
         OpRow("mulhi", 2, "u", "same", _mulhi),
         OpRow("sqrt", 1, "f", "same", np.sqrt),

@@ -240,6 +240,20 @@ def test_fma_rounds_once() -> None:
     )
 
 
+def test_fma_of_hard_cases() -> None:
+    """f64: addends that cancel the product but for its last bits, ties, and addends far above and below."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 4000)) * 2.0 ** rng.integers(-30, 30, (2, 4000))
+    scale = 2.0 ** rng.choice([-120, -60, -53, -1, 0, 0, 0, 53, 60, 120], 4000)
+    c = -a * b * scale * rng.choice([1, 1 + 2.0**-52, 1 - 2.0**-53, -1], 4000)
+    few = rng.random(4000) < 0.3  # short factors, whose products meet ties
+    a[few], b[few] = np.round(a[few] * 4096), np.round(b[few] * 4096)
+    found = run_op("fma", [f64] * 3, [a, b, c])
+    for x, y, z, got in zip(a, b, c, found, strict=True):
+        total = Fraction(x) * Fraction(y) + Fraction(z)
+        assert got == (float(total) if total else 0.0)
+
+
 @pytest.mark.parametrize("dtype", [f32, f64], ids=str)
 def test_ldexp(dtype: DType) -> None:
     carrier = value_dtype(dtype).type
