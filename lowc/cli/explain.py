@@ -147,7 +147,8 @@ def _op_and_line(origin: str) -> tuple[str, str]:
 
 
 def _counted(ops: Iterator[str]) -> str:
-    names = Counter(op.removeprefix("aten.").partition(".")[0] for op in ops)
+    # "aten.add.Tensor", "prims.div.default", but "mine.op.default" of a library of the user's.
+    names = Counter(".".join(op.split(".")[:2]).removeprefix("aten.").removeprefix("prims.") for op in ops)
     return ", ".join(name if n == 1 else f"{name} x{n}" for name, n in names.items())
 
 
