@@ -1,6 +1,7 @@
 """Loads and stores: contiguous lanes as one vector access, one element for all lanes, or lane by lane; with masks; checks."""
 
 from lowc.backends.llvm.types import memory, suffix, vector
+from lowc.backends.x86 import literals
 from lowc.backends.x86.accumulators import any_lane, not_
 from lowc.backends.x86.operations import Val, apply, binary, const, select, splat
 from lowc.backends.x86.region import Region, lane_numbers, scalar_index, varies, vector_index
@@ -83,6 +84,9 @@ def _nothing(r: Region) -> str:
 
 def _load_vector(r: Region, buffer: Buffer, index: Index, mask: Val | None, reread: bool) -> Val:
     assert r.lanes is not None
+    known = None if mask is None else literals.read(mask.text, r.lanes.count)
+    if known is not None and sum(known) < 2:
+        return _load_one_lane(r, buffer, index, known, reread)
     count, element = r.lanes.count, memory(buffer.dtype)
     type_ = vector(element, count)
     pointer = address(r, buffer, index)
@@ -99,6 +103,24 @@ def _load_vector(r: Region, buffer: Buffer, index: Index, mask: Val | None, rere
         reread,
     )
     return _from_memory(r, text, buffer, count)
+
+
+def _load_one_lane(r: Region, buffer: Buffer, index: Index, known: tuple[int, ...], reread: bool) -> Val:
+    """A vector load of which the mask leaves at most one lane."""
+    zeros = const(0, buffer.dtype, len(known))
+    if not any(known):
+        return zeros
+    lane = known.index(1)
+    place = r.b.pure(
+        f"getelementptr {memory(buffer.dtype)}, ptr {address(r, buffer, index)}, i64 {lane}", "g"
+    )
+    text = _emit(r, f"load {memory(buffer.dtype)}, ptr {place}, align {buffer.dtype.bytes}", reread)
+    one = _from_memory(r, text, buffer, 0)
+    return Val(
+        r.b.pure(f"insertelement {zeros.type} {zeros.text}, {one.type} {one.text}, i64 {lane}"),
+        one.dtype,
+        len(known),
+    )
 
 
 def _gather(r: Region, buffer: Buffer, index: Index, mask: Val | None, reread: bool) -> Val:
@@ -218,14 +240,40 @@ def _one_by_one(r: Region, buffer: Buffer, pointers: str, value: Val, mask: Val 
 
 
 def _store_vector(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | None) -> None:
+    """Contiguous lanes.
+
+    LLVM 22 miscompiles a masked store of narrowed integers whose mask it knows to have a single lane: AVX-512 code then writes an
+    element of the type before narrowing.  Such masks become scalar stores here, and those that LLVM may still find out to be
+    constant (the lanes are at a known place) go lane by lane.
+    """
+    assert r.lanes is not None
     element, count = memory(buffer.dtype), value.lanes
-    type_, pointer, text = vector(element, count), address(r, buffer, index), _to_memory(r, value)
-    if mask is None:
-        r.b.line(f"store {type_} {text}, ptr {pointer}, align {buffer.dtype.bytes}")
+    type_, pointer = vector(element, count), address(r, buffer, index)
+    known = None if mask is None else literals.read(mask.text, count)
+    if mask is None or (known is not None and all(known)):
+        r.b.line(f"store {type_} {_to_memory(r, value)}, ptr {pointer}, align {buffer.dtype.bytes}")
+        return
+    if known is not None and sum(known) < 2:
+        if any(known):
+            lane = known.index(1)
+            one = Val(r.b.pure(f"extractelement {value.type} {value.text}, i64 {lane}"), value.dtype)
+            place = r.b.pure(f"getelementptr {element}, ptr {pointer}, i64 {lane}", "g")
+            _combine_one(r, buffer, place, one, "")
+        return
+    if (
+        known is None
+        and r.lanes.base[0] != "%"
+        and buffer.dtype.bits < 64
+        and buffer.dtype.name not in ("f32", "f64")
+    ):
+        offsets = lane_numbers(count)
+        pointers = r.b.pure(f"getelementptr {element}, ptr {pointer}, {offsets.type} {offsets.text}", "g")
+        _one_by_one(r, buffer, pointers, value, mask, "")
         return
     mask = splat(r.b, mask, count)
     function = f"llvm.masked.store.{suffix(element, count)}.p0"
     r.b.module.declare(function, "void", f"{type_}, ptr, i32, <{count} x i1>")
+    text = _to_memory(r, value)
     r.b.line(
         f"call void @{function}({type_} {text}, ptr {pointer}, i32 {buffer.dtype.bytes}, {mask.type} {mask.text})"
     )

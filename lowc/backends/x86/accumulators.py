@@ -146,8 +146,10 @@ def value(b: Builder, g: Group, ops: frozenset[str]) -> list[Val]:
     return total if not g.before else combine(b, g.reducer, g.before[-1], total, ops)
 
 
-def update(b: Builder, g: Group, copy: int, values: list[Val], mask: Val | None, ops: frozenset[str]) -> None:
-    """``values``, where ``mask`` holds, combined into copy number ``copy``; values and mask have lanes only if the loop around has."""
+def update(
+    b: Builder, g: Group, copy: int, values: list[Val], mask: Val | None, inside: bool, ops: frozenset[str]
+) -> None:
+    """``values``, where ``mask`` holds, combined into copy number ``copy``.  ``inside``: a vector loop is around."""
     lanes = max([v.lanes for v in values] + [mask.lanes if mask is not None else 0])
     if g.scan and g.lanes:
         _scan(b, g, values, mask, ops)
@@ -155,8 +157,8 @@ def update(b: Builder, g: Group, copy: int, values: list[Val], mask: Val | None,
     if lanes > g.lanes:
         raise CodegenError(f"lanes meet in {g.vars[0].name}")
     old = g.copies[copy % len(g.copies)]
-    if g.lanes and not lanes and g.spread:
-        # one value, outside any vector loop: it goes into the first lane
+    if g.spread and not inside:
+        # one value goes into the first lane
         values = [
             _in_first_lane(b, v, neutral)
             for v, neutral in zip(values, identities(g.vars, g.reducer, g.lanes), strict=True)

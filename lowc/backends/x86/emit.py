@@ -141,7 +141,7 @@ class Emitter:
         for number, extent in self.unrolls[group.depth :]:
             copy = copy * extent + number
         copy = copy * self.flight[1] + self.flight[0]
-        accumulators.update(self.b, group, copy, values, mask, self.r.ops)
+        accumulators.update(self.b, group, copy, values, mask, self.r.lanes is not None, self.r.ops)
 
     def alloc(self, stmt: Alloc) -> None:
         buffer = stmt.buffer

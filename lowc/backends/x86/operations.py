@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lowc.backends.llvm.builder import Builder
 from lowc.backends.llvm.types import constant, scalar, suffix, vector
+from lowc.backends.x86 import literals
 from lowc.errors import CodegenError
 from lowc.ir.types import DType, bool_, f32, f64, i32, i64
 
@@ -50,6 +51,9 @@ def apply(b: Builder, name: str, args: list[Val], dtype: DType, ops: frozenset[s
         args = [args[0], *(splat(b, a, lanes) for a in args[1:])]
     else:
         args = [splat(b, a, lanes) for a in args]
+    folded = literals.fold(name, args[0].dtype, [a.text for a in args], dtype, lanes)
+    if folded is not None:
+        return Val(folded, dtype, lanes)
     row = _TEMPLATES.get((name, args[-1].dtype.kind if name == "select" else args[0].dtype.kind))
     if row is not None:
         type_ = args[0].type
@@ -235,10 +239,11 @@ def _integer_division(name: str) -> Row:
     def row(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
         x, y = args
         zero, one = const(0, dtype, lanes), const(1, dtype, lanes)
-        literal = not y.text.startswith("%")
+        known = literals.read(y.text, lanes)
+        literal = known is not None
         nothing = binary(b, "eq", y, zero)
         safe, minus = y, None
-        if not literal or _number(y) in (0, -1):
+        if known is None or not {0, -1}.isdisjoint(known):
             unsafe = nothing
             if dtype.kind == "i":
                 minus = binary(b, "eq", y, const(-1, dtype, lanes))
@@ -255,14 +260,9 @@ def _integer_division(name: str) -> Row:
             rest = select(b, off, binary(b, "add", rest, safe), rest)
         if "mod" in name:
             return rest
-        return quotient if literal and _number(y) else select(b, nothing, zero, quotient)
+        return quotient if known is not None and 0 not in known else select(b, nothing, zero, quotient)
 
     return row
-
-
-def _number(x: Val) -> int:
-    """The value of an integer constant."""
-    return int(x.text.removeprefix("splat (").removesuffix(")").split()[-1])
 
 
 def _quotient(b: Builder, x: Val, y: Val, literal: bool, ops: frozenset[str]) -> Val:
