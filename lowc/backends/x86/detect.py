@@ -33,7 +33,9 @@ def _host() -> tuple[str, frozenset[str]]:
 
 
 def detect(isa: str = "auto") -> Target:
-    """The Target for ``isa`` ("auto": the best that this processor has).  Raises CodegenError if the processor lacks it."""
+    """The Target for ``isa`` ("auto": the best that this processor has).  Raises CodegenError if the
+    processor lacks it.
+    """
     cpu, features = _host()
     able = [name for name, (needs, *_) in LEVELS.items() if all(n in features for n in needs)]
     if isa == "auto":
@@ -46,7 +48,8 @@ def detect(isa: str = "auto") -> Target:
     l1, l2, l3 = _caches()
     best = isa == able[0]
     wanted = ",".join(f"+{f}" for f in sorted(features)) if best else ""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # not the affinity of this thread: OMP_PROC_BIND ties it to one core, the others run on the rest
+    cores = os.cpu_count() or 1
     return Target(
         "x86", cpu if best else level, wanted, bits, registers, l1, l2, l3, cores, frozenset(ABILITIES[isa])
     )
