@@ -262,11 +262,12 @@ def _softmax(b: Builder, out: TensorMeta, self: Value, dim: int, *, logarithm: b
         with b.loop(out.shape[along], "k") as k:
             here = tuple(k if d == along else c for d, c in enumerate(coords))
             b.update(summed, "add", op("exp", op("sub", at(here), high[0])))
-        total = b.let(op("log", summed[0])) if logarithm else summed[0]
+        # one division a row; the product is within an ulp and a half of the quotient
+        total = b.let(op("log", summed[0]) if logarithm else op("div", like(1.0, summed[0]), summed[0]))
         with b.loop(out.shape[along], "j") as j:
             here = tuple(j if d == along else c for d, c in enumerate(coords))
             shifted = op("sub", at(here), high[0])
             b.store(
-                target, here, op("sub", shifted, total) if logarithm else op("div", op("exp", shifted), total)
+                target, here, op("sub", shifted, total) if logarithm else op("mul", op("exp", shifted), total)
             )
     return target

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lowc.ir.index import Axis, constant, split
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import Acc, For, If, Kernel, Kind, Let, Load, Op, Store, Update
+from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Store, Update
 from lowc.ir.ops import REDUCERS
 from lowc.ir.walk import exprs, parts, statements
 from lowc.scheduler.apply import (
@@ -213,14 +213,16 @@ def _block_sums(loop: For, chains: int, out: list[Primitive]) -> None:
 
 
 def _interleave(loop: For) -> int:
-    if any(isinstance(s, For) for s in loop.body):
+    """Strips in flight: enough to hide the latency of accumulators, or to spread the cost of a short loop's turns."""
+    if any(isinstance(s, For | If | Alloc) for s in loop.body):
         return 1
     updates = [s for s in loop.body if isinstance(s, Update)]
-    if not updates:
-        return 1
     if any(REDUCERS[u.reducer].arity > 1 for u in updates):
         return 1
-    return 4 if len(updates) <= 2 else 2
+    work = sum(weight(e) for s in loop.body for e in exprs(s))
+    if not updates:
+        return 4 if work <= 8 else 2 if work <= 24 else 1
+    return 8 if len(updates) == 1 and work <= 2 else 4 if len(updates) <= 2 else 2
 
 
 def _suits_lanes(loop: For, lanes: int) -> bool:
