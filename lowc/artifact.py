@@ -7,8 +7,9 @@ from lowc.ir.nodes import Extern, Module
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """One native call: ``symbol`` is a function ``i64 (ptr slots)`` of the object that runs ``launches`` (numbers of steps of
-    the module) in order.  It returns 0, or ``kind + 16 * step`` where kind 1 is an index out of range, kind 2 an integer division by zero."""
+    """One native call: ``symbol`` is a function ``i64 (ptr slots)`` of the object that runs ``launches`` (numbers of steps
+    of the module) in order.  It returns 0, or ``kind + 16 * step`` where kind 1 is an index out of range, kind 2 an integer
+    division by zero."""
 
     symbol: str
     launches: tuple[int, ...]
@@ -16,9 +17,10 @@ class Native:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """``code``: the object file.  ``slots``: what each 8-byte slot of the array passed to native calls holds, in order: the name of a
-    module buffer that is an input or a non-placed temp (its address), "workspace" (its address), or the name of a symbol (its value).
-    Placed temps have no slot: their address is workspace + offset, computed by the native code.  ``program``: the steps of one call."""
+    """``code``: the object file.  ``slots``: what each 8-byte slot of the array passed to native calls holds, in order: the
+    name of a module buffer that is an input or a non-placed temp (its address), "workspace" (its address), or the name of a
+    symbol (its value). Placed temps have no slot: their address is workspace + offset, computed by the native code.
+    ``program``: the steps of one call."""
 
     target: str
     code: bytes

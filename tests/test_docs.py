@@ -20,7 +20,11 @@ def tracked() -> list[Path]:
         done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
         files = [ROOT / name for name in done.stdout.decode().split("\0") if name]
     except (OSError, subprocess.CalledProcessError):
-        files = [p for folder in ("lowc", "tests", "docs", "benchmarks", "examples") for p in (ROOT / folder).rglob("*")]
+        files = [
+            p
+            for folder in ("lowc", "tests", "docs", "benchmarks", "examples")
+            for p in (ROOT / folder).rglob("*")
+        ]
     return [path for path in files if path.is_file() and path.suffix in TEXT]
 
 
@@ -39,7 +43,9 @@ def test_files_that_the_readme_names_exist() -> None:
     for name in re.findall(r"(?:examples|benchmarks|lowc|tests|docs)/[\w/.-]+\.(?:py|md|lowc)", text):
         assert (ROOT / name).exists() or "NAME" in name, name
     for name, function in re.findall(r"(examples/\w+\.py):(\w+)", text):
-        assert f"def {function}(" in (ROOT / name).read_text() or f"\n{function} =" in (ROOT / name).read_text()
+        assert (
+            f"def {function}(" in (ROOT / name).read_text() or f"\n{function} =" in (ROOT / name).read_text()
+        )
 
 
 def test_the_two_commands_of_the_readme() -> None:
@@ -68,7 +74,15 @@ def test_every_option_and_pass_is_documented() -> None:
 
 def test_nothing_belongs_to_one_machine() -> None:
     # Put together here, so that this file does not contain what it looks for.
-    words = ["/" + "work/", "/" + "tmp/w", "/" + "home/", "/" + "root/", "Users" + "\\", "sub" + "agent", "LL" + "M assistant"]
+    words = [
+        "/" + "work/",
+        "/" + "tmp/w",
+        "/" + "home/",
+        "/" + "root/",
+        "Users" + "\\",
+        "sub" + "agent",
+        "LL" + "M assistant",
+    ]
     for path in tracked():
         text = path.read_text()
         for word in words:

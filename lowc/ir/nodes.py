@@ -220,9 +220,9 @@ Arg = View | Index | bool | int | float | complex | str | DType | None | tuple["
 class Extern:
     """A call of ATen op ``target``.
 
-    ``args`` and ``kwargs`` are what ATen takes, tensors as Views.  ``results`` has one entry for each tensor it returns (None where
-    unused; a Symbol where a number comes back); each becomes the storage of that buffer.  ``writes``: inputs that it changes.
-    ``because`` says why lowc has no kernel for it.
+    ``args`` and ``kwargs`` are what ATen takes, tensors as Views.  ``results`` has one entry for each tensor it returns
+    (None where unused; a Symbol where a number comes back); each becomes the storage of that buffer.  ``writes``: inputs
+    that it changes. ``because`` says why lowc has no kernel for it.
     """
 
     target: str
@@ -241,10 +241,11 @@ Step = Launch | Extern
 class Module:
     """What one call does: ``steps`` in order over ``buffers``.
 
-    ``inputs`` are the arguments of a call in order: buffers, sizes (a Symbol, or None where the number is of no use), others None.
-    A store to an input is always alive (it is a mutation the user sees).  ``outputs`` are the Views and numbers returned, ``temps`` are
-    made by steps (a returned temp is allocated as an output).  A symbol that is no input is the size of a dimension of one.
-    ``placed`` (from BUFFERED on) maps a temp's name to its byte offset in the workspace, ``workspace`` is that memory's size in bytes.
+    ``inputs`` are the arguments of a call in order: buffers, sizes (a Symbol, or None where the number is of no use),
+    others None. A store to an input is always alive (it is a mutation the user sees).  ``outputs`` are the Views and
+    numbers returned, ``temps`` are made by steps (a returned temp is allocated as an output).  A symbol that is no input is
+    the size of a dimension of one. ``placed`` (from BUFFERED on) maps a temp's name to its byte offset in the workspace,
+    ``workspace`` is that memory's size in bytes.
     """
 
     level: str

@@ -90,7 +90,8 @@ class Interchange:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Square tiles of ``size`` over the two innermost axes of a map; loads that are contiguous along ``rows`` are transposed in tiles."""
+    """Square tiles of ``size`` over the two innermost axes of a map; loads that are contiguous along ``rows`` are
+    transposed in tiles."""
 
     rows: str
     columns: str
@@ -277,7 +278,8 @@ def _partial(body: tuple[Stmt, ...], step: Partial) -> tuple[Stmt, ...]:
 
 
 def _interchange(loop: For, step: Interchange, taken: set[str]) -> tuple[Stmt, ...]:
-    """for j { acc s; for k { s add= e }; out[j] = s }  →  alloc s[J] = add; for k { for j { s[j] add= e } }; for j { out[j] = s[j] }"""
+    """for j { acc s; for k { s add= e }; out[j] = s }  →  alloc s[J] = add; for k { for j { s[j] add= e } }; for j { out[j]
+    = s[j] }"""
     size = loop.axis.extent
     inner = [s for s in loop.body if isinstance(s, For)]
     if len(inner) != 1:

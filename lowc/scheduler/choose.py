@@ -150,7 +150,8 @@ def _scatter_columns(chain: list[For], bound: set[str], target: Target) -> For |
 
 
 def _scatter(chain: list[For], columns: For, lanes: int, target: Target) -> list[Primitive]:
-    """Columns shared among the cores, each of which takes all rows in order: no two cores meet, and the result is always the same."""
+    """Columns shared among the cores, each of which takes all rows in order: no two cores meet, and the result is always
+    the same."""
     name = columns.axis.name
     width = (constant(columns.axis.extent) or 0) // (2 * target.cores)
     size = max(lanes, width // lanes * lanes)

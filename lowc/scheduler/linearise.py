@@ -15,7 +15,8 @@ from lowc.target import Target
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
-    """``module`` with every kernel in linear addresses; kernels now have params of their own, launches keep the module's buffers."""
+    """``module`` with every kernel in linear addresses; kernels now have params of their own, launches keep the module's
+    buffers."""
     steps = [
         Launch(_linear(s.kernel), s.args, s.origin) if isinstance(s, Launch) else s for s in module.steps
     ]

@@ -3,9 +3,9 @@
 Before:  for j in 16384 { p[i, j] = x[i, j] - m - s }        after:   loss = -(x[i, t] - m - s)
          loss = -p[i, t]
 
-For temps that only this kernel touches, stored once, in a loop whose outer loops also hold all the loads.  What the value is made of must still be
-there and unchanged: lets and accumulators from outside that loop, and buffers that the kernel does not write (or writes
-before).  The store then serves nothing; ``forward.prune_body`` removes it.
+For temps that only this kernel touches, stored once, in a loop whose outer loops also hold all the loads.  What the value
+is made of must still be there and unchanged: lets and accumulators from outside that loop, and buffers that the kernel does
+not write (or writes before).  The store then serves nothing; ``forward.prune_body`` removes it.
 """
 
 from collections.abc import Sequence

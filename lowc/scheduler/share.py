@@ -4,8 +4,8 @@ Before:  for k in K { s add= exp(x[i, k] - m) }              after:   alloc e: f
          for j in K { out[i, j] = exp(x[i, j] - m) * r }              for k in K { v = exp(x[i, k] - m); e[k] = v; s add= v }
                                                                       for j in K { out[i, j] = e[j] * r }
 
-Only expressions of unmasked loads from buffers that the kernel does not write, in loops without inner loops, of a static extent that fits into a quarter of
-a core's L2.
+Only expressions of unmasked loads from buffers that the kernel does not write, in loops without inner loops, of a static
+extent that fits into a quarter of a core's L2.
 """
 
 from collections.abc import Sequence
@@ -86,7 +86,8 @@ class _Sharer:
         return not any(isinstance(s, For | If | Alloc) for s in loop.body) and constant(loop.axis.extent) is not None
 
     def serve(self, block: list[Stmt], position: int, loop: For) -> int:
-        """Shares what ``loop``, at ``position`` of ``block``, computes with later loops; the number of statements added before it."""
+        """Shares what ``loop``, at ``position`` of ``block``, computes with later loops; the number of statements added
+        before it."""
         later = [
             n
             for n in range(position + 1, len(block))

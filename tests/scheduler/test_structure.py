@@ -1,4 +1,5 @@
-"""What becomes one kernel: counts of kernels, loops and temps after the pipeline, which renaming and reordering do not disturb."""
+"""What becomes one kernel: counts of kernels, loops and temps after the pipeline, which renaming and reordering do not
+disturb."""
 
 from collections.abc import Callable
 
