@@ -60,7 +60,9 @@ def compiled(module: Module, isa: str, threads: bool = False) -> tuple[Artifact,
 
 
 def call(artifact: Artifact, library: Any, memory: Mapping[str, Array], sizes: Mapping[str, int]) -> int:
-    """Runs all native steps on copies of ``memory`` between guards, writes the results back, and returns the first error code."""
+    """Runs all native steps on copies of ``memory`` between guards, writes the results back, and returns
+    the first error code.
+    """
     blocks: dict[str, tuple[Array, int, int]] = {}
     slots: list[int] = []
     for name in artifact.slots:
@@ -88,7 +90,9 @@ def call(artifact: Artifact, library: Any, memory: Mapping[str, Array], sizes: M
 
 
 def sample(rng: np.random.Generator, dtype: DType, count: int, special: bool = True) -> Array:
-    """Storage of ``count`` elements: all sorts of numbers, NaN, infinities, -0.0, denormals and extremes among them."""
+    """Storage of ``count`` elements: all sorts of numbers, NaN, infinities, -0.0, denormals and extremes
+    among them.
+    """
     if dtype.kind == "b":
         return rng.integers(0, 2, count).astype(np.bool_)
     if dtype.kind in "iu":
@@ -130,7 +134,9 @@ def check(
     special: bool = True,
     seed: int = 0,
 ) -> Module:
-    """Compiles the kernel once, and for each of ``sizes`` compares its effect on random (or ``given``) memory with the interpreter's."""
+    """Compiles the kernel once, and for each of ``sizes`` compares its effect on random (or ``given``)
+    memory with the interpreter's.
+    """
     kernel = parse_kernel(text)
     module = module_of(kernel)
     artifact, library = compiled(module, isa, threads)

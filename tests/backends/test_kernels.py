@@ -40,7 +40,9 @@ def test_constant_extents(isa: str, width: int, extent: int) -> None:
 @all_isas
 @pytest.mark.parametrize("extent", (1, 9, 16, 17, 18, 33))
 def test_partial_strips_of_narrowed_and_widened_values(isa: str, extent: int) -> None:
-    """Memory beyond the last element must stay as it is (LLVM's masked stores of narrowed values are not always right)."""
+    """Memory beyond the last element must stay as it is (LLVM's masked stores of narrowed values are not
+    always right).
+    """
     names = ("i64", "i32", "i16", "u8", "bf16", "bool", "f32", "f64")
     pairs = [(a, b) for a in names for b in names if a != b and "bf16" not in (a, b)] + [
         ("f32", "bf16"),
@@ -266,7 +268,8 @@ def test_unrolled_loop_inside_and_around_lanes(isa: str) -> None:
 @all_isas
 def test_masked_loads_and_stores(isa: str) -> None:
     check(
-        """kernel k(s0: size 0.., x: f32[s0], h: bf16[s0], c: u8[s0], b: bool[s0], y: f32[s0], z: bf16[s0], w: u8[s0], one: f32[2]) {
+        """kernel k(s0: size 0.., x: f32[s0], h: bf16[s0], c: u8[s0], b: bool[s0],
+                    y: f32[s0], z: bf16[s0], w: u8[s0], one: f32[2]) {
           for i in s0 vector(8) {
             y[i if b[i]] = x[i if idx(i) > 3] + f32(h[i])
             z[i if not(b[i])] = h[i]

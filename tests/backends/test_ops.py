@@ -1,4 +1,6 @@
-"""Every row of the op table that reaches the backend, on scalars and on lanes, compared with its numpy meaning."""
+"""Every row of the op table that reaches the backend, on scalars and on lanes, compared with its numpy
+meaning.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Random programs through the whole pipeline and this backend, compared with the interpreter on the program as it was.
+"""Random programs through the whole pipeline and this backend, compared with the interpreter on the program
+as it was.
 
 LOWC_SEEDS=N tries N programs instead of a few, LOWC_FIRST_SEED=M starts at another.
 """

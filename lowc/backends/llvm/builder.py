@@ -1,7 +1,8 @@
 """A typed SSA text builder: functions as lists of lines, equal pure instructions emitted once.
 
-``pure`` looks an instruction up by its text in the scopes that dominate the place where it would stand (value numbering), so that
-nobody above has to think of common subexpressions.  ``loop`` and ``branch`` open and close those scopes.
+``pure`` looks an instruction up by its text in the scopes that dominate the place where it would stand
+(value numbering), so that nobody above has to think of common subexpressions.  ``loop`` and ``branch`` open
+and close those scopes.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +35,9 @@ class ModuleText:
 
 
 class Builder:
-    """One function in the making.  Operands and results are SSA texts (``%v3``, ``true``, ``splat (i32 1)``); types are LLVM's."""
+    """One function in the making.  Operands and results are SSA texts (``%v3``, ``true``, ``splat (i32
+    1)``); types are LLVM's.
+    """
 
     def __init__(self, module: ModuleText) -> None:
         self.module = module
@@ -61,7 +64,9 @@ class Builder:
         return name
 
     def pure(self, text: str, hint: str = "v") -> str:
-        """An instruction without effects: the result of an equal one that dominates this place, or a new one."""
+        """An instruction without effects: the result of an equal one that dominates this place, or a new
+        one.
+        """
         for scope in reversed(self.scopes):
             found = scope.get(text)
             if found is not None:
@@ -96,9 +101,11 @@ class Builder:
         body: Callable[[str, list[str]], Sequence[str]],
         runs: bool,
     ) -> list[str]:
-        """for i = low; i < high; i += step, with ``carried`` (type, first value) through ``body(i, values) → next values``.
+        """for i = low; i < high; i += step, with ``carried`` (type, first value) through ``body(i, values)
+        → next values``.
 
-        Returns the values after the loop.  ``runs``: at least one iteration is certain, so no test comes before the first.
+        Returns the values after the loop.  ``runs``: at least one iteration is certain, so no test comes
+        before the first.
         """
         head, done = self.name("loop"), self.name("done")
         before = self.block
@@ -160,7 +167,9 @@ class Builder:
         self.label(following)
 
     def finish(self, signature: str, result: str = "") -> None:
-        """Adds the function to the module; ``signature`` is what stands behind ``define``, ``result`` the operand returned."""
+        """Adds the function to the module; ``signature`` is what stands behind ``define``, ``result`` the
+        operand returned.
+        """
         body = "\n".join([*self.entry, *self.lines])
         self.module.functions.append(
             f"define {signature} #0 {{\nentry:\n{body}\n  ret {result or 'void'}\n}}\n"

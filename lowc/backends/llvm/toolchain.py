@@ -1,4 +1,6 @@
-"""LLVM through llvmlite: text to object or assembly, object to callable addresses.  No IR passes: vectors are explicit already."""
+"""LLVM through llvmlite: text to object or assembly, object to callable addresses.  No IR passes: vectors
+are explicit already.
+"""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -48,7 +50,9 @@ def emit_assembly(text: str, cpu: str, features: str, opt: int = 2) -> str:
 
 @cache
 def _jit() -> llvm.LLJIT:
-    """The one linker of this process: making another for each library would take ten times as long as linking."""
+    """The one linker of this process: making another for each library would take ten times as long as
+    linking.
+    """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.create_lljit_compiler()
@@ -58,7 +62,8 @@ _numbers = count()
 
 
 class Library:
-    """Loaded code: ``address(name)`` for each of the functions asked for.  The code is unloaded with the object.
+    """Loaded code: ``address(name)`` for each of the functions asked for.  The code is unloaded with the
+    object.
 
     Raises CodegenError if the code calls a function that ``imports`` (name: address) does not have.
     """

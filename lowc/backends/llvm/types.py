@@ -1,6 +1,7 @@
 """DTypes as LLVM types, and exact constants.
 
-In registers bool is ``i1``; f16 and bf16 are carried as ``i16`` bits (lowc computes in f32 and converts).  In memory bool is ``i8``.
+In registers bool is ``i1``; f16 and bf16 are carried as ``i16`` bits (lowc computes in f32 and converts).
+In memory bool is ``i8``.
 """
 
 import math

@@ -1,4 +1,5 @@
-"""The x86 backend: ``detect`` the Target, ``stages`` to look at, ``compile_module`` to an Artifact, ``load`` its code.
+"""The x86 backend: ``detect`` the Target, ``stages`` to look at, ``compile_module`` to an Artifact,
+``load`` its code.
 
 Module @MACHINE ── emit (LLVM IR text) ── toolchain (object) ── load (addresses)
 """

@@ -1,4 +1,6 @@
-"""Loads and stores: contiguous lanes as one vector access, one element for all lanes, or lane by lane; with masks; checks."""
+"""Loads and stores: contiguous lanes as one vector access, one element for all lanes, or lane by lane; with
+masks; checks.
+"""
 
 from lowc.backends.llvm.types import memory, suffix, vector
 from lowc.backends.x86 import literals
@@ -12,7 +14,9 @@ from lowc.ir.types import bool_
 
 
 def address(r: Region, buffer: Buffer, index: Index) -> str:
-    """Pointer to an element (to that of lane 0 for the vector axis, or in memory of which each lane has its own)."""
+    """Pointer to an element (to that of lane 0 for the vector axis, or in memory of which each lane has its
+    own).
+    """
     place = scalar_index(r, index)
     if buffer.name in r.laned:
         place = r.b.pure(f"mul i64 {place}, {r.laned[buffer.name]}")
@@ -44,7 +48,9 @@ def both(r: Region, a: Val | None, b: Val | None) -> Val | None:
 
 
 def load(r: Region, buffer: Buffer, index: Index, mask: Val | None, reread: bool) -> Val:
-    """An element, or one a lane; 0 where ``mask`` is off.  ``reread``: the buffer is also written, so equal loads may differ."""
+    """An element, or one a lane; 0 where ``mask`` is off.  ``reread``: the buffer is also written, so equal
+    loads may differ.
+    """
     if r.lanes is not None and _per_lane(r, buffer, index):
         full = both(r, mask, r.lanes.mask)
         if _is_contiguous(r, buffer, index):
@@ -171,7 +177,9 @@ def _to_memory(r: Region, value: Val) -> str:
 
 
 def store(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | None, reducer: str) -> None:
-    """Writes or, with a ``reducer``, combines; no other core touches the same element (a schedule binds no such axis to cores)."""
+    """Writes or, with a ``reducer``, combines; no other core touches the same element (a schedule binds no
+    such axis to cores).
+    """
     if r.lanes is not None and _per_lane(r, buffer, index):
         full = both(r, mask, r.lanes.mask)
         value = splat(r.b, value, r.lanes.count)
@@ -242,9 +250,9 @@ def _one_by_one(r: Region, buffer: Buffer, pointers: str, value: Val, mask: Val 
 def _store_vector(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | None) -> None:
     """Contiguous lanes.
 
-    LLVM 22 miscompiles a masked store of narrowed integers whose mask it knows to have a single lane: AVX-512 code then writes an
-    element of the type before narrowing.  Such masks become scalar stores here, and those that LLVM may still find out to be
-    constant (the lanes are at a known place) go lane by lane.
+    LLVM 22 miscompiles a masked store of narrowed integers whose mask it knows to have a single lane:
+    AVX-512 code then writes an element of the type before narrowing.  Such masks become scalar stores here,
+    and those that LLVM may still find out to be constant (the lanes are at a known place) go lane by lane.
     """
     assert r.lanes is not None
     element, count = memory(buffer.dtype), value.lanes
@@ -294,7 +302,9 @@ def _scatter(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | No
 
 
 def checked_index(r: Region, value: Val, size: Val, mask: Val) -> Val:
-    """``value`` if 0 <= value < size and the mask holds, else 0; a failure under the mask is noted as error 1."""
+    """``value`` if 0 <= value < size and the mask holds, else 0; a failure under the mask is noted as error
+    1.
+    """
     lanes = max(value.lanes, size.lanes, mask.lanes)
     value, size, mask = (splat(r.b, v, lanes) for v in (value, size, mask))
     inside = Val(r.b.pure(f"icmp ult {value.type} {value.text}, {size.text}"), bool_, lanes)
@@ -312,7 +322,9 @@ def checked_nonzero(r: Region, value: Val, mask: Val) -> Val:
 
 
 def _note(r: Region, fine: Val, mask: Val, code: int) -> None:
-    """Notes error ``code`` and leaves the function if the check fails anywhere: nothing is then read at a place that is none."""
+    """Notes error ``code`` and leaves the function if the check fails anywhere: nothing is then read at a
+    place that is none.
+    """
     failed = binary(r.b, "and", mask, not_(r.b, fine))
     active = r.lanes.mask if r.lanes is not None else None
     if active is not None:

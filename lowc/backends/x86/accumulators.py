@@ -3,11 +3,12 @@
 A Group stands for what one ``acc`` declares.  It is held in the form that its updates want:
 
 * one value (``lanes`` 0), or one a lane where a vector loop encloses the ``acc``;
-* *spread* over the lanes of the vector loops that update it, from the ``acc`` to the last of those loops: only then are the lanes
-  combined into one value, however many loops lie between;
-* in several ``copies``, which updates in flight at the same time (unrolled, interleaved) use in turn, so that they need not wait for one
-  another;
-* as a *scan* inside a vector loop that reads it: every lane holds the value so far, ``strip`` the prefixes of the strip at hand.
+* *spread* over the lanes of the vector loops that update it, from the ``acc`` to the last of those loops:
+  only then are the lanes combined into one value, however many loops lie between;
+* in several ``copies``, which updates in flight at the same time (unrolled, interleaved) use in turn, so
+  that they need not wait for one another;
+* as a *scan* inside a vector loop that reads it: every lane holds the value so far, ``strip`` the prefixes
+  of the strip at hand.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,9 @@ MAX_COPIES = 8
 
 @dataclass(slots=True)
 class Group:
-    """``copies``: for each copy, a value for each of ``vars``.  ``depth``: how many unrolled loops enclose the ``acc``."""
+    """``copies``: for each copy, a value for each of ``vars``.  ``depth``: how many unrolled loops enclose
+    the ``acc``.
+    """
 
     vars: tuple[Var, ...]
     reducer: str
@@ -43,7 +46,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the statements after an ``acc`` update it: in vector loops of ``lanes`` (0: none), ``copies`` at a time."""
+    """How the statements after an ``acc`` update it: in vector loops of ``lanes`` (0: none), ``copies`` at
+    a time.
+    """
 
     lanes: int
     copies: int
@@ -149,7 +154,9 @@ def value(b: Builder, g: Group, ops: frozenset[str]) -> list[Val]:
 def update(
     b: Builder, g: Group, copy: int, values: list[Val], mask: Val | None, inside: bool, ops: frozenset[str]
 ) -> None:
-    """``values``, where ``mask`` holds, combined into copy number ``copy``.  ``inside``: a vector loop is around."""
+    """``values``, where ``mask`` holds, combined into copy number ``copy``.  ``inside``: a vector loop is
+    around.
+    """
     lanes = max([v.lanes for v in values] + [mask.lanes if mask is not None else 0])
     if g.scan and g.lanes:
         _scan(b, g, values, mask, ops)

@@ -1,7 +1,8 @@
-"""MACHINE kernels as LLVM functions: one method a statement, and ``eval``, the one way from an expression to a value.
+"""MACHINE kernels as LLVM functions: one method a statement, and ``eval``, the one way from an expression
+to a value.
 
-A kernel ``k(a: f32[…], …)`` becomes ``void @k(ptr %a, …, i64 %s0, …, ptr %error)``.  Vector loops are in ``vector``, parallel ones in
-``parallel``, accumulators in ``accumulators``, loads and stores in ``access``.
+A kernel ``k(a: f32[…], …)`` becomes ``void @k(ptr %a, …, i64 %s0, …, ptr %error)``.  Vector loops are in
+``vector``, parallel ones in ``parallel``, accumulators in ``accumulators``, loads and stores in ``access``.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,8 +62,9 @@ def emit_kernel(text: ModuleText, kernel: Kernel, ops: frozenset[str], threads: 
 class Emitter:
     """Emits the statements of one function.
 
-    ``written``: names of the buffers that the kernel stores to.  ``unrolls``: the (iteration, extent) of each unrolled loop around what is
-    emitted now, ``flight`` that of the interleaved strip: they tell which copy of an accumulator an update goes to.
+    ``written``: names of the buffers that the kernel stores to.  ``unrolls``: the (iteration, extent) of
+    each unrolled loop around what is emitted now, ``flight`` that of the interleaved strip: they tell which
+    copy of an accumulator an update goes to.
     """
 
     def __init__(self, region: Region, kernel: Kernel, threads: bool) -> None:
@@ -76,7 +78,7 @@ class Emitter:
         self.in_parallel = False
         self.regions = 0
         self.unrolls: list[tuple[int, int]] = []
-        self.flight = (0, 1)
+        self.flight: tuple[int, int] = (0, 1)
 
     def inside(self, region: Region) -> "Emitter":
         """An emitter for the body of a parallel loop, in a function of its own."""
@@ -87,7 +89,9 @@ class Emitter:
     # ------------------------------------------------------------ statements
 
     def body(self, body: Sequence[Stmt]) -> None:
-        """``body`` in order; an accumulator that it declares is brought into its final form after its last update."""
+        """``body`` in order; an accumulator that it declares is brought into its final form after its last
+        update.
+        """
         last: dict[int, list[Group]] = {}
         for number, stmt in enumerate(body):
             # what was loaded for one statement need not be what the next one would load
@@ -264,7 +268,9 @@ class Emitter:
             self.unrolls.pop()
 
     def uneven_loop(self, stmt: For) -> None:
-        """A loop inside a vector loop whose extent differs from lane to lane: as often as the longest wants, under masks."""
+        """A loop inside a vector loop whose extent differs from lane to lane: as often as the longest
+        wants, under masks.
+        """
         lanes = self.r.lanes
         assert lanes is not None
         extent = vector_index(self.r, stmt.axis.extent)
@@ -284,7 +290,9 @@ class Emitter:
     # ------------------------------------------------------------ expressions
 
     def eval(self, root: Expr) -> Val:
-        """The value of ``root`` here: one for all lanes, or one a lane.  (Not recursive: expressions may be deep.)"""
+        """The value of ``root`` here: one for all lanes, or one a lane.  (Not recursive: expressions may be
+        deep.)
+        """
         stack = [root]
         while stack:
             expr = stack[-1]

@@ -1,6 +1,8 @@
-"""Integer and bool operands whose value is known, in each lane: read from their LLVM text, computed with, and written again.
+"""Integer and bool operands whose value is known, in each lane: read from their LLVM text, computed with,
+and written again.
 
-LLVM folds constants as well, but some accesses must be told apart by whether their mask is known (see ``access``).
+LLVM folds constants as well, but some accesses must be told apart by whether their mask is known (see
+``access``).
 """
 
 import operator
@@ -25,7 +27,9 @@ _FOLDED: dict[str, Callable[[int, int], int]] = {
 
 
 def read(text: str, lanes: int) -> tuple[int, ...] | None:
-    """The numbers that a constant operand is, one a lane (one in all for 0 lanes); None if it is none or holds floats."""
+    """The numbers that a constant operand is, one a lane (one in all for 0 lanes); None if it is none or
+    holds floats.
+    """
     if text[0] == "%" or text in ("poison", "zeroinitializer"):
         return None
     if text[0] == "<":

@@ -1,4 +1,6 @@
-"""A module @MACHINE as one LLVM module: its kernels, and ``i64 @run_N(ptr slots)`` for each run of consecutive launches."""
+"""A module @MACHINE as one LLVM module: its kernels, and ``i64 @run_N(ptr slots)`` for each run of
+consecutive launches.
+"""
 
 from lowc.artifact import Artifact, Native
 from lowc.backends.llvm import toolchain
@@ -23,7 +25,9 @@ def slot_names(module: Module) -> tuple[str, ...]:
 
 
 def emit_module(module: Module, target: Target, threads: bool) -> tuple[str, tuple[Native | Extern, ...]]:
-    """LLVM IR text and the host program.  Raises CodegenError, with the ``origin`` of the launch that has no code."""
+    """LLVM IR text and the host program.  Raises CodegenError, with the ``origin`` of the launch that has
+    no code.
+    """
     text = ModuleText()
     done: set[int] = set()
     program: list[Native | Extern] = []
@@ -35,7 +39,7 @@ def emit_module(module: Module, target: Target, threads: bool) -> tuple[str, tup
                 try:
                     emit_kernel(text, step.kernel, target.ops, threads)
                 except CodegenError as error:
-                    error.origin = step.origin  # type: ignore[attr-defined]
+                    error.origin = step.origin
                     error.message = f"{error.message}\n  in kernel {step.kernel.name}"
                     raise
             run.append(number)

@@ -1,6 +1,7 @@
 """Scalar operations as LLVM instructions: one function or template a row, the same for scalars and lanes.
 
-What has no row raises CodegenError; nothing else reaches LLVM (some operations that it cannot select end the process).
+What has no row raises CodegenError; nothing else reaches LLVM (some operations that it cannot select end
+the process).
 """
 
 from collections.abc import Callable
@@ -43,7 +44,9 @@ def const(value: bool | int | float, dtype: DType, lanes: int = 0) -> Val:
 
 
 def apply(b: Builder, name: str, args: list[Val], dtype: DType, ops: frozenset[str]) -> Val:
-    """The op ``name`` on ``args``; ``ops`` are the abilities of the target.  Raises CodegenError if there is no row."""
+    """The op ``name`` on ``args``; ``ops`` are the abilities of the target.  Raises CodegenError if there
+    is no row.
+    """
     lanes = max(a.lanes for a in args)
     if name not in _MOVES and any(a.dtype.kind == "f" and a.dtype.bits == 16 for a in args):
         raise CodegenError(f"{name} on {args[0].dtype} must be widened before it reaches the backend")
@@ -185,7 +188,9 @@ def _unary_intrinsic(name: str, needs: str = "") -> Row:
 
 
 def _rint_by_hand(b: Builder, x: Val, lanes: int) -> Val:
-    """Round to nearest even by adding and subtracting 2**(mantissa bits); values that large are integral already."""
+    """Round to nearest even by adding and subtracting 2**(mantissa bits); values that large are integral
+    already.
+    """
     magic = 2.0**23 if x.dtype == f32 else 2.0**52
     size = intrinsic(b, "fabs", [x], lanes)
     limit = const(magic, x.dtype, lanes)
@@ -268,8 +273,9 @@ def _integer_division(name: str) -> Row:
 def _quotient(b: Builder, x: Val, y: Val, literal: bool, ops: frozenset[str]) -> Val:
     """x / y rounded toward 0; y is neither 0 nor, for signed types, -1.
 
-    Lanes have no integer division.  Up to 32 bits it goes by floats: between x/y and the next integer, if it is none, lies at
-    least 1/y, relative to x/y 1/x, which is more than the error of a float with twice the bits of x.
+    Lanes have no integer division.  Up to 32 bits it goes by floats: between x/y and the next integer, if
+    it is none, lies at least 1/y, relative to x/y 1/x, which is more than the error of a float with twice
+    the bits of x.
     """
     dtype = x.dtype
     if not x.lanes or literal or dtype.bits > 32:
@@ -329,19 +335,14 @@ def _scalef(b: Builder, x: Val, n: Val, lanes: int) -> Val:
     short = "ps" if x.dtype == f32 else "pd"
     if lanes > full:
         half = lanes // 2
-        low = [_part(b, v, 0, half) for v in (x, n)]
-        high = [_part(b, v, half, half) for v in (x, n)]
-        a, c = _scalef(b, *low, half), _scalef(b, *high, half)
+        a, c = (_scalef(b, _part(b, x, k, half), _part(b, n, k, half), half) for k in (0, half))
         order = ", ".join(f"i32 {k}" for k in range(lanes))
         text = b.pure(f"shufflevector {a.type} {a.text}, {c.type} {c.text}, <{lanes} x i32> <{order}>")
         return Val(text, x.dtype, lanes)
     if lanes < 128 // x.dtype.bits:
         whole = 128 // x.dtype.bits
-        padded = [
-            Val(splat(b, v, whole).text, v.dtype, whole) if not v.lanes else _widen(b, v, whole)
-            for v in (x, n)
-        ]
-        out = _scalef(b, *padded, whole)
+        x, n = (_widen(b, v, whole) if v.lanes else splat(b, v, whole) for v in (x, n))
+        out = _scalef(b, x, n, whole)
         if lanes:
             return _part(b, out, 0, lanes)
         return Val(b.pure(f"extractelement {out.type} {out.text}, i64 0"), x.dtype)
@@ -370,8 +371,9 @@ def _widen(b: Builder, x: Val, lanes: int) -> Val:
 def _by_steps(b: Builder, x: Val, n: Val, lanes: int) -> Val:
     """x * 2**n in f64 by three factors whose exponent bits are made from n.
 
-    The first two are powers of 2 that only huge n want: up by 2**1023 at most, down by 2**-969, which leaves 53 bits above the
-    smallest normal number to what the last factor may still round (as in musl's scalbn): one rounding in all.
+    The first two are powers of 2 that only huge n want: up by 2**1023 at most, down by 2**-969, which
+    leaves 53 bits above the smallest normal number to what the last factor may still round (as in musl's
+    scalbn): one rounding in all.
     """
     low, high = const(-2100.0, f64, lanes), const(2100.0, f64, lanes)
     n = select(b, binary(b, "gt", n, low), n, low)  # also where n is NaN
@@ -410,7 +412,9 @@ def _shl(b: Builder, x: Val, count: int) -> Val:
 
 
 def cast(b: Builder, x: Val, dtype: DType, ops: frozenset[str]) -> Val:
-    """``x`` converted: float → integer truncates, → bool is "not zero", between floats rounds to nearest even."""
+    """``x`` converted: float → integer truncates, → bool is "not zero", between floats rounds to nearest
+    even.
+    """
     source = x.dtype
     if source == dtype:
         return x

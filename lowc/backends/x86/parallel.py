@@ -1,7 +1,9 @@
-"""Parallel loops: the body as a function of its own over a range of iterations, which the OpenMP runtime calls on each thread.
+"""Parallel loops: the body as a function of its own over a range of iterations, which the OpenMP runtime
+calls on each thread.
 
-``for i in N parallel { … }`` in kernel k becomes ``@k.1(captured…, ptr %error, i64 %lo, i64 %hi)``, a worker ``@k.1.worker(ptr %context)`` that
-unpacks what is captured and takes its thread's share of 0 .. N-1, and a call ``GOMP_parallel(worker, context, 0, 0)``.
+``for i in N parallel { … }`` in kernel k becomes ``@k.1(captured…, ptr %error, i64 %lo, i64 %hi)``, a
+worker ``@k.1.worker(ptr %context)`` that unpacks what is captured and takes its thread's share of 0 .. N-1,
+and a call ``GOMP_parallel(worker, context, 0, 0)``.
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Something from outside that the loop uses: ``sort`` is pointer, size, axis or variable (with its ``dtype``)."""
+    """Something from outside that the loop uses: ``sort`` is pointer, size, axis or variable (with its
+    ``dtype``).
+    """
 
     sort: str
     name: str
@@ -105,7 +109,9 @@ def _struct(captures: Sequence[Capture]) -> str:
 
 
 def _worker(e: "Emitter", name: str, captures: Sequence[Capture]) -> None:
-    """``@k.N.worker``: iterations thread*N/threads .. (thread+1)*N/threads, the same in every call with as many threads."""
+    """``@k.N.worker``: iterations thread*N/threads .. (thread+1)*N/threads, the same in every call with as
+    many threads.
+    """
     b = Builder(e.b.module)
     struct = _struct(captures)
     values: list[str] = []
@@ -125,7 +131,9 @@ def _worker(e: "Emitter", name: str, captures: Sequence[Capture]) -> None:
 
 
 def _fork(e: "Emitter", name: str, captures: Sequence[Capture], extent: str) -> None:
-    """Packs what the workers need and runs them on all threads; a single iteration, or none, stays on this one."""
+    """Packs what the workers need and runs them on all threads; a single iteration, or none, stays on this
+    one.
+    """
     b = e.b
     struct = _struct(captures)
     context = b.alloca(struct, 8)

@@ -50,8 +50,9 @@ def across_lanes(b: Builder, reducer: str, values: Values, ops: frozenset[str]) 
 
 
 def prefixes(b: Builder, reducer: str, values: Values, neutral: Values, ops: frozenset[str]) -> Values:
-    """In each lane, all lanes up to it combined: log2(lanes) steps, each adding what lies 1, 2, 4, … lanes below
-    (Hillis and Steele, Data parallel algorithms, CACM 1986).  ``neutral``: the identities."""
+    """In each lane, all lanes up to it combined: log2(lanes) steps, each adding what lies 1, 2, 4, … lanes
+    below (Hillis and Steele, Data parallel algorithms, CACM 1986).  ``neutral``: the identities.
+    """
     lanes, distance = values[0].lanes, 1
     while distance < lanes:
         order = [n - distance if n >= distance else lanes for n in range(lanes)]

@@ -26,7 +26,9 @@ from lowc.ir.types import i32, i64
 
 @dataclass(slots=True)
 class Lanes:
-    """The vector loop that encloses what is emitted now: its axis, lanes, the value of lane 0, the mask of a last, partial strip."""
+    """The vector loop that encloses what is emitted now: its axis, lanes, the value of lane 0, the mask of
+    a last, partial strip.
+    """
 
     axis: Axis
     count: int
@@ -38,8 +40,8 @@ class Lanes:
 class Region:
     """Names in scope as operands: variables, accumulators, axes, pointers by buffer name, sizes.
 
-    ``laned``: local buffers of which each lane has its own, as arrays of so many lanes.  ``error``: where a failed check is noted.
-    ``scratch``: memory that masked-off stores go to.
+    ``laned``: local buffers of which each lane has its own, as arrays of so many lanes.  ``error``: where a
+    failed check is noted. ``scratch``: memory that masked-off stores go to.
     """
 
     b: Builder

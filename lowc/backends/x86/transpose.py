@@ -1,7 +1,9 @@
-"""The instruction ``transpose``: a square tile read along its contiguous axis and written along the other, in registers.
+"""The instruction ``transpose``: a square tile read along its contiguous axis and written along the other,
+in registers.
 
-Its meaning is the nest ``for j in N { for i in N { tile[i*N + j] = source[base + j*S + i] } }`` for N = 16 and 32-bit elements (4x4 blocks
-by unpack and shuffle, then 128-bit lanes exchanged: the usual four-stage transpose of an AVX-512 register file).
+Its meaning is the nest ``for j in N { for i in N { tile[i*N + j] = source[base + j*S + i] } }`` for N = 16
+and 32-bit elements (4x4 blocks by unpack and shuffle, then 128-bit lanes exchanged: the usual four-stage
+transpose of an AVX-512 register file).
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,6 @@
-"""Vector loops: strips of lanes, several in flight while they last, then one by one, then the rest under a mask."""
+"""Vector loops: strips of lanes, several in flight while they last, then one by one, then the rest under a
+mask.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,9 @@ LARGE = 160  # ops in flight above which more strips at a time only cost registe
 
 
 def emit(e: "Emitter", stmt: For) -> None:
-    """``for … vector(W)``.  Raises CodegenError inside another vector loop, and for scans that it cannot do."""
+    """``for … vector(W)``.  Raises CodegenError inside another vector loop, and for scans that it cannot
+    do.
+    """
     if e.r.lanes is not None:
         raise CodegenError("a vector loop inside a vector loop")
     width = stmt.kind.width
