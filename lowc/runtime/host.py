@@ -172,11 +172,9 @@ class _Renderer:
         """A Python name for the buffer ``wanted``: itself where that is possible."""
         if wanted not in self.names:
             base = "".join(c if c.isalnum() else "_" for c in wanted)
-            base = base if base and not base[0].isdigit() else f"_{base}"
+            base = f"_{base}" if not base or base[0].isdigit() or base.startswith(_GENERATED) else base
             taken = {*self.names.values(), *(s.name for s in self.module.symbols)}
-            while (
-                base in taken or base in _RESERVED or keyword.iskeyword(base) or base.startswith(_GENERATED)
-            ):
+            while base in taken or base in _RESERVED or keyword.iskeyword(base):
                 base += "_"
             self.names[wanted] = base
         return self.names[wanted]
