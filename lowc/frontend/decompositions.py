@@ -5,7 +5,7 @@ values, dtypes and strides), and the list ops of optimisers.  What lowering has 
 
 Left whole on purpose, because torch's decomposition differs from eager:
 
-* strides: channel_shuffle, baddbmm, max_unpool2d, reflection_pad*_backward, huber, mse and smooth-L1 gradients (own instead);
+* strides: baddbmm, max_unpool2d, reflection_pad*_backward, huber, mse and smooth-L1 gradients (own instead);
 * values: addr and linalg_cross in bf16, special_log_ndtr and special_ndtr in the tails;
 * random numbers: bernoulli, normal, uniform, rrelu_with_noise (eager's draws are ATen's own);
 * shape of the second result: _scaled_dot_product_flash_attention_for_cpu.
@@ -16,10 +16,18 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from lowc.frontend import decomp_loss as loss
 from lowc.frontend import decomp_norm as norm
 from lowc.frontend.decomp_foreach import foreach_decompositions
+
+
+def channel_shuffle(self: Tensor, groups: int) -> Tensor:
+    mixed = self.unflatten(1, (groups, self.shape[1] // groups)).transpose(1, 2).flatten(1, 2)
+    return mixed.contiguous(memory_format=suggest_memory_format(self))
+
 
 OWN: dict[str, Callable[..., Any]] = {
     "_softmax_backward_data.default": norm.softmax_backward,
@@ -41,7 +49,14 @@ OWN: dict[str, Callable[..., Any]] = {
     "smooth_l1_loss_backward.default": loss.smooth_l1_loss_backward,
     "huber_loss_backward.default": loss.huber_loss_backward,
     "native_dropout.default": loss.native_dropout,
+    "channel_shuffle.default": channel_shuffle,
+    "_conj.default": torch.conj_physical,
+    "_neg_view.default": torch.neg,
 }
+
+# Taken apart even where lowering has a kernel: the fake tensor of the whole op has other strides than eager, which everything
+# after it would inherit; and lazily conjugated or negated tensors cannot be imported.
+ALWAYS = frozenset({"aten.channel_shuffle.default", "aten._conj.default", "aten._neg_view.default"})
 
 TORCHS = """
     _fused_rms_norm_backward.default _prelu_kernel.default _prelu_kernel_backward.default _safe_softmax.default
@@ -76,7 +91,7 @@ TORCHS = """
 
 def decompositions(keep: Collection[str] = ()) -> dict[Any, Callable[..., Any]]:
     """The table for AOTAutograd: op → function.  ``keep``: ops to leave whole, as ``aten.add.Tensor``."""
-    return {op: f for op, f in _all().items() if str(op) not in keep}
+    return {op: f for op, f in _all().items() if str(op) not in keep or str(op) in ALWAYS}
 
 
 @cache

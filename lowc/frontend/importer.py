@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from lowc.errors import Unsupported
-from lowc.frontend import floats, functionalized
+from lowc.frontend import floats, wrapped
 from lowc.frontend.dtypes import dtype_of
 from lowc.frontend.shapes import index_of, symbols_of
 from lowc.frontend.source import user_line
@@ -99,6 +101,9 @@ def _constant(gm: fx.GraphModule, node: fx.Node, constants: dict[str, torch.Tens
     value: Any = gm
     for part in str(node.target).split("."):
         value = getattr(value, part)
+    if isinstance(value, fx.GraphModule):
+        env[node] = None  # the op that takes it is refused by its name
+        return
     if not isinstance(value, torch.Tensor):
         raise Unsupported(f"attribute {node.target} is a {type(value).__name__}, not a tensor")
     constants[node.name] = value
@@ -118,8 +123,8 @@ def _call(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node
         env[node] = floats.Float(Ref(node.name))
         function = getattr(target, "__name__", str(target))
         return tuple(floats.arithmetic(node.name, function, _arg(node.args, symbols, env), user_line(node)))
-    if target is functionalized.HIGHER_ORDER:
-        return (_functionalized(node, symbols, env),)
+    if getattr(target, "__name__", "") in wrapped.WRAPPERS:
+        return (_wrapped(node, symbols, env),)
     if not isinstance(target, torch._ops.OpOverload):
         raise Unsupported(f"{getattr(target, '__name__', target)} cannot be called by name")
     args = _arg(node.args, symbols, env)
@@ -139,17 +144,48 @@ def _call(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node
     return tuple(floats.with_tensors(made, taken))
 
 
-def _functionalized(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> Node:
-    """A call of an op that changes its arguments, which AOTAutograd has wrapped."""
-    op = node.args[0]
-    args = functionalized.encode(op, {key: _arg(value, symbols, env) for key, value in node.kwargs.items()})
-    results = node.meta["val"]
-    if not all(r is None or isinstance(r, torch.Tensor) for r in results):
-        raise Unsupported(f"{op}, which changes its arguments, returns something else than tensors")
-    numbers = iter(range(len(results)))
-    env[node] = tuple(None if r is None else Ref(node.name, next(numbers)) for r in results)
-    metas = tuple(_tensor_meta(r, symbols) for r in results if r is not None)
-    return Node(node.name, functionalized.TARGET, args, (), metas, user_line(node))
+def _wrapped(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> Node:
+    """An op inside a higher-order op that ``lowc::call`` can stand for."""
+    wrapper = str(getattr(node.target, "__name__", ""))
+    before, op, rest = _around_op(node)
+    args = _arg((*before, *rest), symbols, env)
+    kwargs = {key: _arg(value, symbols, env) for key, value in node.kwargs.items()}
+    call = wrapped.encode(wrapper, op, args, kwargs)
+    flat, spec = tree_flatten(node.meta["val"] if "val" in node.meta else _value_inside(wrapper, node, op, rest))
+    if not all(r is None or isinstance(r, torch.Tensor) for r in flat) or not _on_cpu(wrapper, flat):
+        raise Unsupported(f"{op} in {wrapper} returns something else than tensors of the CPU")
+    numbers = iter(range(len(flat)))
+    refs = [None if r is None else Ref(node.name, next(numbers)) for r in flat]
+    env[node] = _tuples(tree_unflatten(refs, spec))
+    metas = tuple(_tensor_meta(r, symbols) for r in flat if r is not None)
+    return Node(node.name, wrapped.TARGET, call, (), metas, user_line(node))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, tuple | list) else value
+
+
+def _around_op(node: fx.Node) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+    """(arguments before, the op, arguments after)."""
+    for number, arg in enumerate(node.args):
+        if isinstance(arg, torch._ops.OpOverload):
+            return node.args[:number], arg, node.args[number + 1 :]
+    raise Unsupported(f"{node.target} holds no op")
+
+
+def _value_inside(wrapper: str, node: fx.Node, op: Any, args: tuple[Any, ...]) -> Any:
+    """The type of the results of a random op, which the partitioner leaves out, found by running it on fake tensors."""
+    args, kwargs = tree_map_only(fx.Node, lambda n: n.meta["val"], (args, node.kwargs))
+    mode = detect_fake_mode((args, kwargs))
+    if mode is None:
+        raise Unsupported(f"{op} in {wrapper} has no type")
+    with mode:
+        value = op(*args, **kwargs)
+    return (torch.get_rng_state(), value) if wrapper == "run_and_save_rng_state" else value
+
+
+def _on_cpu(wrapper: str, results: list[Any]) -> bool:
+    return "rng" not in wrapper or all(r.device.type == "cpu" for r in results if r is not None)
 
 
 def _picked(results: Any, number: Any) -> Any:
@@ -185,7 +221,7 @@ def _tensor_meta(value: torch.Tensor, symbols: Mapping[str, Symbol]) -> TensorMe
     if value.layout != torch.strided:
         raise Unsupported(f"tensors of layout {value.layout} are not supported")
     if value.is_quantized or value.is_conj() or value.is_neg():
-        raise Unsupported("quantised tensors and lazy conj or neg views are not supported")
+        raise Unsupported("quantised tensors and lazily conjugated or negated ones are not supported")
     return TensorMeta(
         dtype_of(value.dtype),
         tuple(index_of(n, symbols) for n in value.shape),

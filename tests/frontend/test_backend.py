@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lowc.dynamo import lowc_backend
 from lowc.errors import OptionError, Unsupported
@@ -87,7 +89,26 @@ def test_custom_ops_that_change_arguments(recorder: Any) -> None:
         a, b = x.clone(), y.clone()
         assert torch.equal(compiled(a, b), f(x, y))
         assert torch.equal(a, x) and torch.equal(b, y)
-    assert recorder.targets("inference").count("lowc.functionalized.default") == 3
+    assert recorder.targets("inference").count("lowc.call.default") == 3
+
+
+def test_checkpointed_random_ops_draw_the_same_again(recorder: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        def part(y: torch.Tensor) -> torch.Tensor:
+            return F.dropout(y.sin() @ y.cos().t(), 0.5).relu() + torch.randn(4, 4, dtype=torch.float64).to(y.dtype)
+
+        return checkpoint(part, x, use_reentrant=False).exp()
+
+    compiled = torch.compile(f, backend=recorder, fullgraph=True)
+    results = []
+    for g in (compiled, f):
+        x = torch.linspace(0, 1, 24).view(4, 6).requires_grad_()
+        torch.manual_seed(3)
+        out = g(x)
+        out.sum().backward()
+        results.append((out, x.grad, torch.rand(1)))
+    torch.testing.assert_close(results[0], results[1])
+    assert "lowc.call.default" in recorder.targets("backward")
 
 
 def test_compiled_autograd(recorder: Any) -> None:
