@@ -5,10 +5,10 @@ from lowc.ir.graph import TensorMeta
 from lowc.ir.nodes import Const, Expr, Op
 from lowc.ir.types import bool_, compute_dtype
 from lowc.lowering.builder import Builder, Operand
-from lowc.lowering.pointwise import elementwise, wide_scalar
+from lowc.lowering.pointwise import elementwise, is_scalar, rounded, wide_scalar
 from lowc.lowering.promotion import common_dtype, float_dtype
 from lowc.lowering.scalars import cast, const, like, op, select
-from lowc.lowering.values import Value
+from lowc.lowering.values import Coords, Value
 
 
 def div(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
@@ -29,14 +29,27 @@ def div_mode(
         return floor_divide(b, out, self, other)
     dtype = common_dtype((self, other))
     if dtype.kind == "f":
-        return elementwise(b, out, dtype, lambda x, y: op("trunc", op("div", x, y)), self, other)
+        # ATen's kernels for f16 and bf16 tensors round the quotient before they truncate it, those for a scalar do not.
+        scalar = is_scalar(other)
+
+        def element(c: Coords) -> Expr:
+            x, y = cast(b.read(self, c, dtype), compute_dtype(dtype)), wide_scalar(b, other, c, dtype)
+            quotient = op("div", x, y)
+            return op("trunc", quotient if scalar else rounded(quotient, dtype))
+
+        return b.map(out, element)
     return _integer_division(b, out, "truncdiv", self, other)
 
 
 def floor_divide(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
     dtype = common_dtype((self, other))
     if dtype.kind == "f":
-        return elementwise(b, out, dtype, lambda x, y: float_floordiv(b, x, y), self, other)
+
+        def element(c: Coords) -> Expr:
+            x, y = cast(b.read(self, c, dtype), compute_dtype(dtype)), wide_scalar(b, other, c, dtype)
+            return float_floordiv(b, b.let(x), b.let(y))
+
+        return b.map(out, element)
     return _integer_division(b, out, "floordiv", self, other)
 
 

@@ -30,10 +30,6 @@ def elementwise(b: Builder, out: TensorMeta, dtype: DType, formula: Formula, *op
     return b.map(out, element)
 
 
-def is_number(x: Operand) -> bool:
-    return not isinstance(x, Value)
-
-
 # ---------------------------------------------------------------- unary
 
 
@@ -186,14 +182,20 @@ def _narrow(dtype: DType) -> bool:
     return dtype in (f16, bf16)
 
 
-def _scalar_like(x: Operand) -> bool:
+def rounded(x: Expr, dtype: DType) -> Expr:
+    """``x`` rounded to ``dtype`` and widened again: an intermediate that ATen keeps in f16 or bf16."""
+    return cast(cast(x, dtype), x.dtype)
+
+
+def is_scalar(x: Operand) -> bool:
+    """A number or a 0-dim tensor."""
     return not isinstance(x, Value) or not x.shape
 
 
 def wide_scalar(b: Builder, x: Operand, c: Coords, dtype: DType) -> Expr:
     """An operand in the compute dtype, a scalar without the rounding to f16 or bf16 in between."""
     wide = compute_dtype(dtype)
-    if _narrow(dtype) and _scalar_like(x):
+    if _narrow(dtype) and is_scalar(x):
         return b.read(x, c, wide)
     return cast(b.read(x, c, dtype), wide)
 

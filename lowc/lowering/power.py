@@ -6,9 +6,9 @@ from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.nodes import Expr
-from lowc.ir.types import bool_, f16
+from lowc.ir.types import DType, bool_, f16
 from lowc.lowering.builder import Builder, Operand
-from lowc.lowering.pointwise import elementwise, float_binary
+from lowc.lowering.pointwise import elementwise, float_binary, rounded
 from lowc.lowering.promotion import common_dtype, float_dtype
 from lowc.lowering.scalars import is_nan, like, op, select
 from lowc.lowering.values import Value
@@ -30,19 +30,20 @@ def pow_(b: Builder, out: TensorMeta, self: Operand, exponent: Operand) -> Value
             return _fixed_integer_power(b, out, self, int(exponent))
         special = _SPECIAL.get(float(exponent))
         if special is not None and (dtype != f16 or exponent == 2):  # ATen has these for all floats but f16
-            return elementwise(b, out, dtype, special, self)
+            return elementwise(b, out, dtype, lambda x: special(x, dtype), self)
     if dtype.kind == "f":
         return elementwise(b, out, dtype, lambda x, y: op("pow", x, y), self, exponent)
     return elementwise(b, out, dtype, lambda x, y: integer_power(b, x, y), self, exponent)
 
 
-_SPECIAL: dict[float, Callable[[Expr], Expr]] = {
-    2.0: lambda x: op("mul", x, x),
-    3.0: lambda x: op("mul", op("mul", x, x), x),
-    0.5: lambda x: op("sqrt", x),
-    -0.5: lambda x: op("rsqrt", x),
-    -1.0: lambda x: op("div", like(1.0, x), x),
-    -2.0: lambda x: op("div", like(1.0, x), op("mul", x, x)),
+# The square inside a cube is rounded to bf16.
+_SPECIAL: dict[float, Callable[[Expr, DType], Expr]] = {
+    2.0: lambda x, _: op("mul", x, x),
+    3.0: lambda x, dtype: op("mul", rounded(op("mul", x, x), dtype), x),
+    0.5: lambda x, _: op("sqrt", x),
+    -0.5: lambda x, _: op("rsqrt", x),
+    -1.0: lambda x, _: op("div", like(1.0, x), x),
+    -2.0: lambda x, dtype: op("div", like(1.0, x), rounded(op("mul", x, x), dtype)),
 }
 
 
@@ -121,11 +122,13 @@ def logaddexp2(b: Builder, out: TensorMeta, self: Value, other: Value) -> Value:
 
 
 def xlogy(log: str) -> Lowering:
-    """x * log(y): NaN where y is, 0 where x is 0."""
+    """x * log(y): NaN where y is, 0 where x is 0.  The logarithm is rounded to f16 or bf16 on its own."""
 
     def lower(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
+        dtype = float_dtype(common_dtype((self, other)))
+
         def formula(x: Expr, y: Expr) -> Expr:
-            product = op("mul", x, op(log, y))
+            product = op("mul", x, rounded(op(log, y), dtype))
             return select(
                 is_nan(y), like(float("nan"), x), select(op("eq", x, like(0.0, x)), like(0.0, x), product)
             )

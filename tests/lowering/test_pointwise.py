@@ -233,6 +233,8 @@ def test_float_binary(name: str) -> None:
 def test_power_of_scalars(exponent: float) -> None:
     for seed, dtype in enumerate(FLOATS):
         check(lambda x: aten.pow.Tensor_Scalar(x, exponent), data(SHAPE, dtype, seed), ulps=2)
+    if exponent in (0, 1, 2, 3, -1, -2):
+        check(lambda x: aten.pow.Tensor_Scalar(x, exponent), data((30, 30), torch.bfloat16))
     if isinstance(exponent, int) and exponent >= 0:
         for dtype in INTS:
             check(lambda x: aten.pow.Tensor_Scalar(x, exponent), data(SHAPE, dtype))
@@ -271,6 +273,38 @@ def test_alpha_of_narrow_floats() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         x, y = data(SHAPE, dtype, special=False), data(SHAPE, dtype, 1, special=False)
         check(lambda a, b: aten.add.Tensor(a, b, alpha=0.3), x, y, ulps=2, floor=1.0)
+
+
+def test_intermediate_roundings_of_narrow_floats() -> None:
+    """What eager rounds once, twice, or with an unrounded scalar; enough elements for each to show."""
+    for dtype in (torch.bfloat16, torch.float16):
+        x, y = (data((40, 32), dtype, seed, special=False) * 20 for seed in (0, 1))
+        check(
+            lambda a, b: [aten.div.Tensor_mode(a, b, rounding_mode=m) for m in ("floor", "trunc", None)], x, y
+        )
+        check(lambda a: [aten.div.Tensor_mode(a, 0.7, rounding_mode=m) for m in ("floor", "trunc", None)], x)
+        check(lambda a: (aten.remainder.Scalar(a, 0.7), aten.fmod.Scalar(a, 0.7)), x)
+        check(lambda a, b: aten.xlogy.Tensor(a, b.abs()), x, y, ulps=1, reference=False)
+        check(
+            lambda a, b: (aten.addcmul.default(a, b, b, value=0.7), aten.addcdiv.default(a, b, a, value=0.7)),
+            x,
+            y,
+            ulps=1,
+        )
+        check(
+            lambda a: (
+                aten.leaky_relu.default(a, 0.7),
+                aten.elu.default(a, 0.7),
+                aten.softplus.default(a, 0.7, 5),
+            ),
+            x,
+        )
+        check(lambda a: (aten.silu.default(a), aten.gelu.default(a), aten.mish.default(a)), x / 20)
+        check(
+            lambda a: (aten.hardswish.default(a), aten.hardsigmoid.default(a), aten.sigmoid.default(a)),
+            x / 20,
+        )
+    check(lambda a: (a == 0.1, a <= 0.1, a < 0.1, a > 0.1), torch.tensor([0.1, 0.2], dtype=torch.bfloat16))
 
 
 def test_scalar_overloads() -> None:
