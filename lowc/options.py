@@ -22,7 +22,7 @@ class Row:
 
 
 ROWS: tuple[Row, ...] = (
-    Row("isa", "auto", ("auto", "sse2", "avx2", "avx512", "interp"), True, "LOWC_ISA", "instruction set; interp: no code, loops as lowered"),
+    Row("isa", "auto", ("auto", "sse2", "avx2", "avx512", "interp"), True, "LOWC_ISA", "instruction set; interp: no code"),
     Row("threads", True, (True, False), True, "", "run large kernels on torch's OpenMP threads"),
     Row("strict_errors", False, (True, False), False, "", "raise where a kernel has no code, instead of running it in ATen"),
     Row("fallback_random", True, (True,), True, "", "random numbers are ATen's own"),
@@ -30,7 +30,7 @@ ROWS: tuple[Row, ...] = (
     Row("time", False, (True, False), False, "LOWC_TIME", "print the time of every phase"),
     Row("dump", "", (), False, "LOWC_DUMP", "directory for a numbered file of each pass and stage"),
     Row("off", "", (), True, "LOWC_OFF", "comma-separated passes to skip"),
-    Row("only", "", (), False, "LOWC_ONLY", "kernel name: all other launches run in ATen's place only if possible; dumps show this one"),
+    Row("only", "", (), False, "LOWC_ONLY", "kernel name: dumps show this one only"),
 )
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 

@@ -175,7 +175,7 @@ def _join(first: _Group, second: _Group, cache: Cache) -> _Group | None:
                 tuple(block),
                 params,
                 tuple(dict.fromkeys((*first.sizes, *second.sizes))),
-                first.names | frozenset(names(mine)) | (frozenset(names(block)) if head is not first.body else frozenset()),
+                first.names | frozenset(names(mine)) | (frozenset(names(block)) if head is not first.body else frozenset[str]()),
                 tuple(dict.fromkeys((*first.origin, *second.origin))),
                 _name(first.name, second.name),
                 first.size + second.size,

@@ -25,6 +25,7 @@ from lowc.ir.nodes import (
     Load,
     Module,
     Op,
+    Step,
     Stmt,
     Store,
     Update,
@@ -39,7 +40,7 @@ from lowc.target import Target
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with invariant code moved out of loops."""
     done: dict[int, Launch] = {}
-    steps = []
+    steps: list[Step] = []
     for step in module.steps:
         if isinstance(step, Launch):
             kernel = step.kernel

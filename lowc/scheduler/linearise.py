@@ -7,7 +7,7 @@ Two loops, one directly inside the other, collapse if in every address, mask and
 
 from collections.abc import Sequence
 
-from lowc.ir.index import ONE, Axis, FloorDiv, Index, Mod, atoms, constant, ix, substitute
+from lowc.ir.index import ONE, Atom, Axis, FloorDiv, Index, Mod, atoms, constant, ix, substitute
 from lowc.ir.nodes import Alloc, Buffer, For, If, Kernel, Launch, Module, Stmt
 from lowc.ir.walk import Substitution, indices, make_kernel, map_statements
 from lowc.options import Options
@@ -90,7 +90,7 @@ def _collapse_pair(outer: For) -> For | None:
         keep, drop = (a, b) if constant(b.extent) == 1 else (b, a)
         return For(keep, Substitution({drop: ix(0)}).body(inner.body), outer.kind)
     joined = Axis(a.name, a.extent * b.extent)
-    values = {a: ix(joined) // b.extent, b: ix(joined) % b.extent}
+    values: dict[Atom, Index] = {a: ix(joined) // b.extent, b: ix(joined) % b.extent}
     for index in indices(inner.body):
         found = set(atoms(index))
         if (a in found or b in found) and _divides(substitute(index, values), joined):

@@ -22,11 +22,11 @@ from lowc.scheduler.nest import plain_axis
 class Effects:
     """What a statement needs and changes, bodies included: variable names, and accesses by ``id`` of their buffer."""
 
-    defines: set[str] = field(default_factory=set)
-    needs: set[str] = field(default_factory=set)
-    reads: dict[int, list[tuple[Index, ...]]] = field(default_factory=dict)
-    writes: dict[int, list[tuple[Index, ...]]] = field(default_factory=dict)
-    updates: set[str] = field(default_factory=set)
+    defines: set[str] = field(default_factory=set[str])
+    needs: set[str] = field(default_factory=set[str])
+    reads: dict[int, list[tuple[Index, ...]]] = field(default_factory=dict[int, list[tuple[Index, ...]]])
+    writes: dict[int, list[tuple[Index, ...]]] = field(default_factory=dict[int, list[tuple[Index, ...]]])
+    updates: set[str] = field(default_factory=set[str])
 
 
 Cache = dict[int, tuple[Stmt, Effects]]

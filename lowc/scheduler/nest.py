@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from lowc.ir.index import Axis, Index, Symbol, constant, evaluate, ix
 from lowc.ir.index import atoms as index_atoms
@@ -142,7 +143,7 @@ def step_reads(step: Launch | Extern) -> list[Buffer]:
         if isinstance(item, View):
             out.append(item.buffer)
         elif isinstance(item, tuple):
-            pending.extend(item)
+            pending.extend(cast("tuple[object, ...]", item))
     return out
 
 
@@ -174,7 +175,7 @@ def returned(module: Module) -> set[int]:
         if isinstance(item, View):
             out.add(id(item.buffer))
         elif isinstance(item, tuple):
-            pending.extend(item)
+            pending.extend(cast("tuple[object, ...]", item))
     return out
 
 

@@ -45,7 +45,7 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass("attach", attach.run, "LOOPS", "LOOPS", True, "passes tell buffers by identity; kernels from text have params of their own"),
+    Pass("attach", attach.run, "LOOPS", "LOOPS", True, "kernels from text have params of their own"),
     Pass("inline", inline.run, "LOOPS", "LOOPS", False, "a map computed where it is used needs no memory"),
     Pass("fuse", fuse.run, "LOOPS", "LOOPS", False, "kernels over common loops read shared data once"),
     Pass("forward", forward.run, "LOOPS", "LOOPS", False, "fusing leaves loads of what was just stored, and stores nobody reads"),
@@ -53,7 +53,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("fold", fold.run, "LOOPS", "LOOPS", False, "fewer names to carry, and a program that reads well"),
     Pass("share", share.run, "LOOPS", "LOOPS", False, "a costly value that two loops use is kept in cache"),
     Pass("localise", localise.run, "LOOPS", "LOOPS", False, "a row that one iteration makes and uses stays in cache"),
-    Pass("linearise", linearise.run, "LOOPS", "SCHEDULED", True, "addresses as numbers: strides and collapsible loops can be seen"),
+    Pass("linearise", linearise.run, "LOOPS", "SCHEDULED", True, "with addresses as numbers, strides can be seen"),
     Pass("schedule", schedule.run, "SCHEDULED", "SCHEDULED", False, "loops bound to cores and lanes, reductions in blocks"),
     Pass("hoist", hoist.run, "SCHEDULED", "SCHEDULED", False, "inlining repeats work that does not change in a loop"),
     Pass("memory", memory.run, "SCHEDULED", "BUFFERED", True, "temps share one workspace, equal kernels are compiled once"),

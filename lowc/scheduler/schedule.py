@@ -4,7 +4,7 @@ A primitive that turns out not to be legal is left out (the kernel then runs wit
 """
 
 from lowc.errors import ScheduleError
-from lowc.ir.nodes import Kernel, Launch, Module
+from lowc.ir.nodes import Kernel, Launch, Module, Step
 from lowc.options import Options
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
@@ -14,7 +14,7 @@ from lowc.target import Target
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with loops bound to cores and lanes."""
     done: dict[int, Kernel] = {}
-    steps = []
+    steps: list[Step] = []
     for step in module.steps:
         if isinstance(step, Launch):
             kernel = done.get(id(step.kernel))
