@@ -10,7 +10,7 @@ from lowc.cli import arguments
 from lowc.errors import LowcError
 from lowc.ir import walk
 from lowc.ir.index import ZERO
-from lowc.ir.nodes import Extern, For, Kernel, Launch, Module, View
+from lowc.ir.nodes import For, Kernel, Launch, Module, View
 
 
 def add(commands: Any) -> None:
@@ -45,6 +45,9 @@ def run(chosen: argparse.Namespace) -> int:
     verify_module(module, module.level)
     options = replace(arguments.options(chosen), check=True)
     target = _target(options) if names else None
+    # Kernels from text do not know the module's buffers yet; every pass at LOOPS expects that they do.
+    if module.level == "LOOPS" and names and names[0] != "attach":
+        names.insert(0, "attach")
     for name in names:
         row = table[name]
         if module.level != row.takes:
@@ -64,8 +67,7 @@ def read(text: str) -> Module:
 
     code = (line.partition("#")[0].strip() for line in text.splitlines())
     first = next((line for line in code if line), "")
-    module = _launching(parse_kernel(text)) if first.startswith("kernel") else parse_module(text)
-    return _bound(module) if module.level == "LOOPS" else module
+    return _launching(parse_kernel(text)) if first.startswith("kernel") else parse_module(text)
 
 
 def _launching(kernel: Kernel) -> Module:
@@ -80,25 +82,6 @@ def _launching(kernel: Kernel) -> Module:
     return Module(
         level, kernel.sizes, (*kernel.sizes, *inputs), made, outputs, (Launch(kernel, kernel.params),)
     )
-
-
-def _bound(module: Module) -> Module:
-    """Each launch with a kernel of its own whose params are the buffers it is launched on, as lowering makes them."""
-    steps: list[Launch | Extern] = []
-    names: set[str] = set()
-    for step in module.steps:
-        if isinstance(step, Launch):
-            kernel, number = step.kernel, 1
-            buffers = {id(p): a for p, a in zip(kernel.params, step.args)}
-            body = walk.Substitution(access=lambda b, index, to=buffers: (to.get(id(b), b), index)).body(
-                kernel.body
-            )
-            while (name := kernel.name if number == 1 else f"{kernel.name}_{number}") in names:
-                number += 1
-            names.add(name)
-            step = replace(step, kernel=walk.make_kernel(name, body, step.args))
-        steps.append(step)
-    return replace(module, steps=tuple(steps))
 
 
 def _text(file: str) -> str:
