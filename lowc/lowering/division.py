@@ -3,7 +3,7 @@
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.nodes import Const, Expr, Op
-from lowc.ir.types import bool_, compute_dtype
+from lowc.ir.types import DType, bool_, compute_dtype
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.pointwise import elementwise, is_scalar, rounded, wide_scalar
 from lowc.lowering.promotion import common_dtype, float_dtype
@@ -47,23 +47,25 @@ def floor_divide(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> 
 
         def element(c: Coords) -> Expr:
             x, y = cast(b.read(self, c, dtype), compute_dtype(dtype)), wide_scalar(b, other, c, dtype)
-            return float_floordiv(b, b.let(x), b.let(y))
+            return float_floordiv(b, b.let(x), b.let(y), x.dtype if is_scalar(other) else dtype)
 
         return b.map(out, element)
     return _integer_division(b, out, "floordiv", self, other)
 
 
-def float_floordiv(b: Builder, x: Expr, y: Expr) -> Expr:
-    """c10::div_floor_floating: from the exact remainder, so that floor(x / y) is right where x / y rounds up."""
-    zero = like(0.0, x)
+def float_floordiv(b: Builder, x: Expr, y: Expr, dtype: DType) -> Expr:
+    """c10::div_floor_floating: from the exact remainder, so that floor(x / y) is right where x / y rounds up.
+
+    Every step is rounded to ``dtype``.
+    """
+    zero, one = like(0.0, x), like(1.0, x)
     rest = b.let(op("fmod", x, y))
-    quotient = op("div", op("sub", x, rest), y)
+    quotient = rounded(op("div", rounded(op("sub", x, rest), dtype), y), dtype)
     differs = op("and", op("ne", rest, zero), op("ne", op("lt", y, zero), op("lt", rest, zero)))
-    quotient = b.let(select(differs, op("sub", quotient, like(1.0, x)), quotient))
+    quotient = b.let(select(differs, rounded(op("sub", quotient, one), dtype), quotient))
     floor = b.let(op("floor", quotient))
-    nearest = select(
-        op("gt", op("sub", quotient, floor), like(0.5, x)), op("add", floor, like(1.0, x)), floor
-    )
+    above = op("gt", rounded(op("sub", quotient, floor), dtype), like(0.5, x))
+    nearest = select(above, op("add", floor, one), floor)
     exact = select(op("ne", quotient, zero), nearest, op("copysign", zero, op("div", x, y)))
     return select(op("eq", y, zero), op("div", x, y), exact)
 
