@@ -3,14 +3,16 @@
 Before:  t = x[i] * 2            after:   y[i] = exp(x[i] * 2)
          y[i] = exp(t)
 
-Changes nothing but how the program reads and how many names later passes carry.  Expressions stay below ``DEPTH`` levels, so
+Apart from that, a division by a power of two becomes the product that it equals bit for bit.  Otherwise nothing changes but how the
+program reads and how many names later passes carry.  Expressions stay below ``DEPTH`` levels, so
 that no later pass recurses far.  A let that is used as a coordinate stays.
 """
 
 from collections.abc import Sequence
+from math import frexp
 
 from lowc.ir.index import Opaque, atoms
-from lowc.ir.nodes import Expr, For, If, Launch, Let, Module, Stmt, Var
+from lowc.ir.nodes import Const, Expr, For, If, Launch, Let, Module, Op, Step, Stmt, Var
 from lowc.ir.walk import depth, exprs, indices, make_kernel, map_exprs, parts, rewrite, statements
 from lowc.options import Options
 from lowc.target import Target
@@ -20,7 +22,7 @@ DEPTH = 10
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with single-use lets written where they are used."""
-    steps = []
+    steps: list[Step] = []
     for step in module.steps:
         if isinstance(step, Launch):
             kernel = step.kernel
@@ -52,14 +54,16 @@ def _occurrences(expr: Expr) -> list[Var]:
     for part in parts(expr):
         for child in getattr(part, "args", ()) if not hasattr(part, "buffer") else ():
             counts[id(child)] = counts.get(id(child), 0) + 1
-    shared = any(n > 1 for key, n in counts.items())
+    shared = any(n > 1 for n in counts.values())
     found = [p for p in parts(expr) if isinstance(p, Var)]
     return found * 2 if shared and found else [v for v in found for _ in range(max(1, counts.get(id(v), 1)))]
 
 
 def _block(body: Sequence[Stmt], uses: dict[str, int]) -> tuple[Stmt, ...]:
     out: list[Stmt] = []
+    halves: dict[int, Expr] = {}
     for stmt in body:
+        stmt = map_exprs(stmt, lambda e: rewrite(e, _product, halves))
         if isinstance(stmt, For):
             stmt = For(stmt.axis, _block(stmt.body, uses), stmt.kind)
         elif isinstance(stmt, If):
@@ -73,3 +77,12 @@ def _block(body: Sequence[Stmt], uses: dict[str, int]) -> tuple[Stmt, ...]:
                 stmt = map_exprs(stmt, lambda e: rewrite(e, lambda p: p, memo))  # noqa: B023
         out.append(stmt)
     return tuple(out)
+
+
+def _product(expr: Expr) -> Expr:
+    """x / 2**n as x * 2**-n: both round the same number once, where 2**-n is a normal number."""
+    if isinstance(expr, Op) and expr.name == "div" and isinstance(expr.args[1], Const):
+        mantissa, exponent = frexp(float(expr.args[1].value))
+        if abs(mantissa) == 0.5 and abs(exponent) < 100 and expr.dtype.bits >= 32:
+            return Op("mul", (expr.args[0], Const(1.0 / float(expr.args[1].value), expr.dtype)), expr.dtype)
+    return expr

@@ -50,8 +50,11 @@ def _bounded_exp(e: Emit, x: Expr) -> Expr:
 
 
 def exp(e: Emit, x: Expr) -> Expr:
+    # what underflows (masked scores are -inf) is set to 0 at the end and goes through as 0: a scaling that
+    # underflows takes a processor a hundred cycles
     f = FORMATS[x.dtype.name]
-    return _bounded_exp(e, e.cap_at(e.floor_at(x, f.least), f.most))
+    gone = e.let(e.lt(x, f.least))
+    return e.select(gone, 0.0, _bounded_exp(e, e.cap_at(e.select(gone, 0.0, x), f.most)))
 
 
 def exp2(e: Emit, x: Expr) -> Expr:

@@ -4,7 +4,7 @@ Before:  for k in K { s add= exp(x[i, k] - m) }              after:   alloc e: f
          for j in K { out[i, j] = exp(x[i, j] - m) * r }              for k in K { v = exp(x[i, k] - m); e[k] = v; s add= v }
                                                                       for j in K { out[i, j] = e[j] * r }
 
-Only expressions of unmasked loads from buffers that the kernel does not write, in loops without inner loops, of a static
+Only expressions of unmasked loads from buffers that nothing writes from the first of the loops on, in loops without inner loops, of a static
 extent that fits into a quarter of a core's L2.
 """
 
@@ -24,6 +24,7 @@ from lowc.ir.nodes import (
     Load,
     Module,
     Op,
+    Step,
     Stmt,
     Store,
     Var,
@@ -41,11 +42,12 @@ BOUND = Axis("·", ONE)  # stands for the axis of either loop in keys
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with costly expressions shared between neighbouring loops."""
-    steps = []
+    steps: list[Step] = []
     for step in module.steps:
         if isinstance(step, Launch):
             kernel = step.kernel
-            sharer = _Sharer({id(s.buffer) for s in stores(kernel.body)}, names(kernel.body) | {p.name for p in kernel.params}, target.l2 // 4)
+            taken = names(kernel.body) | {p.name for p in kernel.params}
+            sharer = _Sharer(taken, target.l2 // 4)
             body = sharer.block(kernel.body, top=True)
             if sharer.shared:
                 step = Launch(make_kernel(kernel.name, body, kernel.params), step.args, step.origin)
@@ -56,10 +58,10 @@ def run(module: Module, target: Target, options: Options) -> Module:
 
 
 class _Sharer:
-    """``room``: bytes of scratch left for this kernel."""
+    """``room``: bytes of scratch left for this kernel; ``written``: buffers that the loops looked at, or those behind, write."""
 
-    def __init__(self, written: set[int], taken: set[str], room: int) -> None:
-        self.written = written
+    def __init__(self, taken: set[str], room: int) -> None:
+        self.written: set[int] = set()
         self.taken = taken
         self.room = room
         self.shared = 0
@@ -88,6 +90,7 @@ class _Sharer:
     def serve(self, block: list[Stmt], position: int, loop: For) -> int:
         """Shares what ``loop``, at ``position`` of ``block``, computes with later loops; the number of statements added
         before it."""
+        self.written = {id(s.buffer) for s in stores(block[position:])}
         later = [
             n
             for n in range(position + 1, len(block))
