@@ -60,17 +60,24 @@ def rewrite(expr: Expr, node: Callable[[Expr], Expr], memo: dict[int, Expr]) -> 
     return new
 
 
-def parts(expr: Expr) -> Iterator[Expr]:
+def parts(expr: Expr) -> list[Expr]:
     """``expr`` and everything inside it, each node object once."""
-    seen: set[int] = set()
-    stack: list[Expr] = [expr]
-    while stack:
-        top = stack.pop()
-        if id(top) in seen:
+    found: list[Expr] = [expr]
+    if type(expr) is not Op and type(expr) is not Load:
+        return found
+    seen = {id(expr)}
+    for node in found:  # grows as it goes
+        if type(node) is Op:
+            inside = node.args
+        elif type(node) is Load and node.mask is not None:
+            inside = (node.mask,)
+        else:
             continue
-        seen.add(id(top))
-        yield top
-        stack.extend(children(top))
+        for child in inside:
+            if id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+    return found
 
 
 def depth(expr: Expr, limit: int = 1 << 30) -> int:
@@ -94,12 +101,18 @@ def exprs(stmt: Stmt) -> tuple[Expr, ...]:
     return (stmt.cond,) if isinstance(stmt, If) else ()
 
 
-def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
+def statements(body: Sequence[Stmt]) -> list[Stmt]:
     """Every statement of ``body`` in text order, bodies of loops and conditions included."""
+    found: list[Stmt] = []
+    _add_statements(body, found)
+    return found
+
+
+def _add_statements(body: Sequence[Stmt], found: list[Stmt]) -> None:
     for stmt in body:
-        yield stmt
-        if isinstance(stmt, For | If):
-            yield from statements(stmt.body)
+        found.append(stmt)
+        if type(stmt) is For or type(stmt) is If:
+            _add_statements(stmt.body, found)
 
 
 def loads(body: Sequence[Stmt]) -> Iterator[Load]:
@@ -328,6 +341,12 @@ def with_mask(expr: Expr, mask: Expr, memo: dict[int, Expr]) -> Expr:
         return part
 
     return rewrite(expr, node, memo)
+
+
+def zero_outside(value: Expr, mask: Expr) -> Expr:
+    """``value`` where ``mask`` holds, else 0: what a masked load of it is."""
+    zero = Const(False if value.dtype.kind == "b" else 0.0 if value.dtype.kind == "f" else 0, value.dtype)
+    return Op("select", (mask, value, zero), value.dtype)
 
 
 def both(a: Expr | None, b: Expr | None) -> Expr:

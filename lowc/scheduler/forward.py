@@ -28,7 +28,7 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.ops import CHECKS
-from lowc.ir.walk import buffers, exprs, indices, loads, make_kernel, map_exprs, names, parts, rewrite, stores
+from lowc.ir.walk import buffers, exprs, indices, loads, make_kernel, map_exprs, names, parts, rewrite, stores, zero_outside
 from lowc.options import Options
 from lowc.scheduler.nest import prune, returned, step_reads
 from lowc.scheduler.rename import fresh
@@ -100,8 +100,7 @@ def _known_value(part: Expr, known: Known) -> Expr:
         return part
     if part.mask is None:
         return value
-    zero = Const(False if part.dtype.kind == "b" else 0.0 if part.dtype.kind == "f" else 0, part.dtype)
-    return Op("select", (part.mask, value, zero), part.dtype)
+    return zero_outside(value, part.mask)
 
 
 # ---------------------------------------------------------------- pruning

@@ -41,6 +41,7 @@ from lowc.ir.walk import (
     rewrite,
     stores,
     with_mask,
+    zero_outside,
 )
 from lowc.options import Options
 from lowc.scheduler.nest import MapNest, as_map, estimate, is_free, numel, prune, step_reads, uses, weight
@@ -224,6 +225,8 @@ class _Inliner:
             value = self.value(replace.expr(let.value), load.mask, masked, out, known)
             replace.rename(let.var.name, self.named(let.var.name, value, out))
         value = self.value(replace.expr(nest.value), load.mask, masked, out, known)
+        if load.mask is not None and not isinstance(value, Load):
+            value = zero_outside(value, load.mask)
         if isinstance(value, Const | Var | FromIndex | Load):
             return value
         return self.named(nest.out.name, value, out)

@@ -42,6 +42,7 @@ from lowc.ir.walk import (
     statements,
     stores,
     with_mask,
+    zero_outside,
 )
 from lowc.options import Options
 from lowc.scheduler.forward import prune_body
@@ -236,7 +237,7 @@ def _instance(found: _Definition, load: Load, out: list[Stmt], taken: set[str]) 
         replace.rename(let.var.name, var)
         replace.memo.clear()
     value = replace.expr(found.value)
-    value = value if load.mask is None else with_mask(value, load.mask, {})
+    value = value if load.mask is None else zero_outside(with_mask(value, load.mask, {}), load.mask)
     if isinstance(value, Var | Const):
         return value
     var = Var(fresh(f"r_{found.buffer.name}", taken), value.dtype)
