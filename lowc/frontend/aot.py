@@ -64,7 +64,9 @@ def compile_module(
         )
 
 
-def compile_fx_graph(gm: fx.GraphModule, name: str, compile_graph: CompileGraph, *, strict: bool = False) -> Compiled:
+def compile_fx_graph(
+    gm: fx.GraphModule, name: str, compile_graph: CompileGraph, *, strict: bool = False
+) -> Compiled:
     """Compiles one functional ATen graph; the result takes a list of inputs, which it may empty, and returns the outputs."""
     merge_equal_nodes(gm.graph)
     gm.graph.eliminate_dead_code()

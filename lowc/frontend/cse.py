@@ -10,7 +10,9 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-_FRESH_MEMORY = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+_FRESH_MEMORY = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+)
 
 
 def merge_equal_nodes(graph: fx.Graph) -> int:
@@ -42,7 +44,10 @@ def merge_equal_nodes(graph: fx.Graph) -> int:
 def _mergeable(node: fx.Node, outputs: set[StorageWeakRef]) -> bool:
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        if torch.Tag.nondeterministic_seeded in target.tags or target._schema.name.split("::")[1] in _FRESH_MEMORY:
+        if (
+            torch.Tag.nondeterministic_seeded in target.tags
+            or target._schema.name.split("::")[1] in _FRESH_MEMORY
+        ):
             return False
         if not target._schema.returns or target is torch.ops.aten._local_scalar_dense.default:
             return False
@@ -51,7 +56,9 @@ def _mergeable(node: fx.Node, outputs: set[StorageWeakRef]) -> bool:
     if node.meta.get("unbacked_bindings"):
         return False
     values = node.meta.get("val")
-    return not any(_storage(v) in outputs for v in (values if isinstance(values, tuple | list) else (values,)))
+    return not any(
+        _storage(v) in outputs for v in (values if isinstance(values, tuple | list) else (values,))
+    )
 
 
 def _output_storages(graph: fx.Graph) -> set[StorageWeakRef]:

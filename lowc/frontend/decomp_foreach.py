@@ -76,6 +76,9 @@ def _for_each(op: Any, single: Callable[..., Tensor]) -> Callable[..., list[Tens
         positional = dict(zip(names, args, strict=False)) | {n: v for n, v in kwargs.items() if n in names}
         others = {n: v for n, v in kwargs.items() if n not in names}
         count = next(len(v) for n, v in positional.items() if n in spread)
-        return [single(*(v[i] if n in spread else v for n, v in positional.items()), **others) for i in range(count)]
+        return [
+            single(*(v[i] if n in spread else v for n, v in positional.items()), **others)
+            for i in range(count)
+        ]
 
     return decomposed

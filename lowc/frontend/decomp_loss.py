@@ -83,14 +83,18 @@ def mse_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reducti
     return (slope * widen(grad_output)).to(self.dtype).contiguous()
 
 
-def smooth_l1_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+def smooth_l1_loss_backward(
+    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float
+) -> Tensor:
     x = widen(self) - widen(target)
     inner = x / beta if beta else torch.sign(x)
     slope = torch.where(x <= -beta, -1.0, torch.where(x >= beta, 1.0, inner))
     return (slope / _mean_factor(self, reduction) * widen(grad_output)).to(self.dtype).contiguous()
 
 
-def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
+def huber_loss_backward(
+    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float
+) -> Tensor:
     x = widen(self) - widen(target)
     slope = torch.where(x <= -delta, -delta, torch.where(x >= delta, delta, x))
     return (slope / _mean_factor(self, reduction) * widen(grad_output)).to(self.dtype).contiguous()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -29,6 +30,11 @@ def variance_and_mean(x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
     return torch.var_mean(x, dims, correction=0, keepdim=True)
 
 
+def _is_empty(x: Tensor) -> bool:
+    """Whether ``x`` is known to have no elements; for a size that comes from data the sums below have to do."""
+    return guard_or_false(x.numel() == 0)
+
+
 def _is_real(*tensors: Tensor | None) -> bool:
     return all(t is None or t.dtype.is_floating_point for t in tensors)
 
@@ -37,7 +43,7 @@ def _is_real(*tensors: Tensor | None) -> bool:
 
 
 def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    if not _is_real(grad_output, output) or output.numel() == 0:
+    if not _is_real(grad_output, output) or _is_empty(output):
         return NotImplemented
     grad, y = widen(grad_output), widen(output)
     out = (grad - torch.sum(grad * y, dim, keepdim=True)) * y
@@ -45,7 +51,7 @@ def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype:
 
 
 def log_softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    if not _is_real(grad_output, output) or output.numel() == 0:
+    if not _is_real(grad_output, output) or _is_empty(output):
         return NotImplemented
     grad, y = widen(grad_output), widen(output)
     out = grad - torch.exp(y) * torch.sum(grad, dim, keepdim=True)
@@ -58,7 +64,7 @@ def log_softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dt
 def layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if not _is_real(input, weight, bias) or input.numel() == 0:
+    if not _is_real(input, weight, bias) or _is_empty(input):
         return NotImplemented
     dims = list(range(input.dim() - len(normalized_shape), input.dim()))
     x = widen(input)
@@ -93,7 +99,7 @@ def layer_norm_backward(
     bias: Tensor | None,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    if not _is_real(grad_out, input, weight, bias) or input.numel() == 0:
+    if not _is_real(grad_out, input, weight, bias) or _is_empty(input):
         return NotImplemented
     outer = list(range(input.dim() - len(normalized_shape)))
     inner = list(range(len(outer), input.dim()))
@@ -102,7 +108,11 @@ def layer_norm_backward(
     d_input = d_weight = d_bias = None
     if output_mask[0]:
         g = grad if weight is None else grad * weight
-        d_input = (scale * (g - mean_of(g, inner) - normal * mean_of(g * normal, inner))).to(input.dtype).contiguous()
+        d_input = (
+            (scale * (g - mean_of(g, inner) - normal * mean_of(g * normal, inner)))
+            .to(input.dtype)
+            .contiguous()
+        )
     if output_mask[1] and weight is not None:
         d_weight = _sum_outer(grad * normal, outer).to(weight.dtype)
     if output_mask[2] and bias is not None:
@@ -120,7 +130,7 @@ def _sum_outer(x: Tensor, dims: list[int]) -> Tensor:
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
-    if not _is_real(input, weight) or input.numel() == 0:
+    if not _is_real(input, weight) or _is_empty(input):
         return NotImplemented
     dims = list(range(input.dim() - len(normalized_shape), input.dim()))
     x = widen(input)
@@ -147,7 +157,7 @@ def batch_norm_functional(
     eps: float,
 ) -> _BatchNorm:
     """(result, saved mean, saved 1/deviation, new running mean, new running variance)."""
-    if not _is_real(input, weight, bias, running_mean, running_var) or input.numel() == 0:
+    if not _is_real(input, weight, bias, running_mean, running_var) or _is_empty(input):
         return NotImplemented
     statistics = _statistics_dtype(input, weight, bias, running_mean)
     if not training:
@@ -172,7 +182,11 @@ def batch_norm_functional(
 def batch_norm_no_stats(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    made: Any = batch_norm_functional(input, weight, bias, None, None, True, momentum, eps) if training else NotImplemented
+    made: Any = (
+        batch_norm_functional(input, weight, bias, None, None, True, momentum, eps)
+        if training
+        else NotImplemented
+    )
     return made if made is NotImplemented else made[:3]
 
 
@@ -214,7 +228,7 @@ def batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    if not _is_real(grad_out, input, weight) or input.numel() == 0:
+    if not _is_real(grad_out, input, weight) or _is_empty(input):
         return NotImplemented
     rank, outer = input.dim(), _all_but_channels(input)
     if train:
@@ -248,9 +262,16 @@ def batch_norm_backward(
 
 
 def group_norm(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int, group: int, eps: float
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if not _is_real(input, weight, bias) or input.numel() == 0:
+    if not _is_real(input, weight, bias) or _is_empty(input):
         return NotImplemented
     dims = list(range(2, input.dim() + 1))
     x = widen(_in_groups(input, group))
@@ -291,7 +312,7 @@ def group_norm_backward(
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    if not _is_real(grad_out, input, weight) or input.numel() == 0:
+    if not _is_real(grad_out, input, weight) or _is_empty(input):
         return NotImplemented
     rank = input.dim()
     inner, outer = list(range(2, rank + 1)), [0, *range(2, rank)]

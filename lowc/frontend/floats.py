@@ -44,7 +44,10 @@ _ARITHMETIC = {
 # An op with a number → the same op with a tensor in its place.
 _WITH_TENSOR = {
     **{f"aten.{name}.Tensor": f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div")},
-    **{f"aten.{name}.Scalar": f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge")},
+    **{
+        f"aten.{name}.Scalar": f"aten.{name}.Tensor"
+        for name in ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge")
+    },
     "aten.rsub.Scalar": "aten.rsub.Tensor",
     "aten.pow.Tensor_Scalar": "aten.pow.Tensor_Tensor",
     "aten.pow.Scalar": "aten.pow.Tensor_Tensor",
@@ -106,7 +109,11 @@ def with_tensors(node: Node, metas: Mapping[str, TensorMeta]) -> list[Node]:
         elif isinstance(arg, bool | int | float | Index):
             args.append(Ref(f"{node.name}_{number}_"))
             kwargs = (("dtype", wide),)
-            nodes.append(Node(args[-1].name, "aten.scalar_tensor.default", (arg,), kwargs, (_scalar(wide),), node.where))
+            nodes.append(
+                Node(
+                    args[-1].name, "aten.scalar_tensor.default", (arg,), kwargs, (_scalar(wide),), node.where
+                )
+            )
         else:
             args.append(arg)
     return [*nodes, replace(node, target=_WITH_TENSOR[node.target], args=tuple(args))]
@@ -126,6 +133,12 @@ def _fill(node: Node, out: TensorMeta) -> list[Node]:
         raise Unsupported(f"{node.target} of {out.dtype} with a floating-point size is not supported")
     wide = types.f64 if out.dtype == types.f64 else types.f32
     value = next(a for a in node.args if isinstance(a, Float))
-    blank = replace(node, name=f"{node.name}_0_", args=tuple(-0.0 if isinstance(a, Float) else a for a in node.args))
+    blank = replace(
+        node, name=f"{node.name}_0_", args=tuple(-0.0 if isinstance(a, Float) else a for a in node.args)
+    )
     number = _cast(f"{node.name}_1_", value.ref, wide, node.where)
-    return [blank, number, Node(node.name, "aten.add.Tensor", (Ref(blank.name), Ref(number.name)), (), (out,), node.where)]
+    return [
+        blank,
+        number,
+        Node(node.name, "aten.add.Tensor", (Ref(blank.name), Ref(number.name)), (), (out,), node.where),
+    ]

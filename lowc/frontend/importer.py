@@ -116,7 +116,10 @@ def _call(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node
     if target is operator.getitem:
         env[node] = _picked(_arg(node.args[0], symbols, env), node.args[1])
         return ()
-    if isinstance(value, torch.SymInt | torch.SymBool | int) and target != torch.ops.aten._local_scalar_dense.default:
+    if (
+        isinstance(value, torch.SymInt | torch.SymBool | int)
+        and target != torch.ops.aten._local_scalar_dense.default
+    ):
         env[node] = index_of(value, symbols)
         return ()
     if isinstance(value, torch.SymFloat) and target != torch.ops.aten._local_scalar_dense.default:
@@ -151,7 +154,9 @@ def _wrapped(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> Node:
     args = _arg((*before, *rest), symbols, env)
     kwargs = {key: _arg(value, symbols, env) for key, value in node.kwargs.items()}
     call = wrapped.encode(wrapper, op, args, kwargs)
-    flat, spec = tree_flatten(node.meta["val"] if "val" in node.meta else _value_inside(wrapper, node, op, rest))
+    flat, spec = tree_flatten(
+        node.meta["val"] if "val" in node.meta else _value_inside(wrapper, node, op, rest)
+    )
     if not all(r is None or isinstance(r, torch.Tensor) for r in flat) or not _on_cpu(wrapper, flat):
         raise Unsupported(f"{op} in {wrapper} returns something else than tensors of the CPU")
     numbers = iter(range(len(flat)))

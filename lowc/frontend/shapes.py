@@ -45,7 +45,11 @@ def symbols_of(values: Iterable[Any]) -> dict[str, Symbol]:
 
 def _numbers(value: Any) -> tuple[Any, ...]:
     if isinstance(value, torch.Tensor):
-        return (*value.shape, *value.stride(), value.storage_offset()) if value.layout == torch.strided else tuple(value.shape)
+        return (
+            (*value.shape, *value.stride(), value.storage_offset())
+            if value.layout == torch.strided
+            else tuple(value.shape)
+        )
     return (value,)
 
 

@@ -21,7 +21,11 @@ def user_line(node: fx.Node) -> str:
         frame = _FRAME.match(line)
         if frame is None:
             continue
-        code = lines[number + 1].strip() if number + 1 < len(lines) and not _FRAME.match(lines[number + 1]) else ""
+        code = (
+            lines[number + 1].strip()
+            if number + 1 < len(lines) and not _FRAME.match(lines[number + 1])
+            else ""
+        )
         code = code.split("    code: ")[-1].removeprefix("code: ")
         shown = f"{frame['file']}:{frame['line']} in {frame['scope']}" + (f": {code}" if code else "")
         if frame["file"].startswith(_TORCH):

@@ -51,14 +51,19 @@ def encode(
         if isinstance(value, float):
             return ("float", value.hex())
         if isinstance(value, DType):
-            return ("dtype", next(str(t).removeprefix("torch.") for t, ours in TORCH_DTYPES.items() if ours == value))
+            return (
+                "dtype",
+                next(str(t).removeprefix("torch.") for t, ours in TORCH_DTYPES.items() if ours == value),
+            )
         if isinstance(value, str) and value.split(":")[0] in _MARKED:
             return tuple(value.split(":", 1))
         if value is None or isinstance(value, bool | int | str):
             return value
         raise Unsupported(f"{op} in {wrapper} takes {value!r}")
 
-    call = repr((wrapper, str(op), [text(a) for a in args], {key: text(value) for key, value in kwargs.items()}))
+    call = repr(
+        (wrapper, str(op), [text(a) for a in args], {key: text(value) for key, value in kwargs.items()})
+    )
     return tuple(tensors), tuple(sizes), call
 
 
@@ -79,7 +84,7 @@ def call(tensors: list[Tensor], sizes: list[int], call: str) -> list[Tensor]:
     args = [_value(a, tensors, sizes) for a in arguments]
     kwargs = {key: _value(a, tensors, sizes) for key, a in keywords.items()}
     if wrapper == "auto_functionalized_v2":
-        results = auto_functionalized_v2_dense(op, *args, **kwargs)
+        results: Any = auto_functionalized_v2_dense(op, *args, **kwargs)
     elif wrapper == "run_and_save_rng_state":
         state = torch.get_rng_state()
         results = (state, *_several(op(*args, **kwargs)))

@@ -60,7 +60,12 @@ def check(meta: Any, value: Any, env: dict[str, int], name: str) -> None:
         assert tuple(value.shape) == tuple(evaluate(n, env) for n in meta.shape), name
         strides = tuple(evaluate(n, env) for n in meta.strides)
         real = [(n, s, r) for n, s, r in zip(value.shape, strides, value.stride(), strict=True) if n > 1]
-        assert value.numel() == 0 or all(s == r for _, s, r in real), (name, value.shape, strides, value.stride())
+        assert value.numel() == 0 or all(s == r for _, s, r in real), (
+            name,
+            value.shape,
+            strides,
+            value.stride(),
+        )
         assert str(value.device) == meta.device
     elif isinstance(meta, Index):
         assert evaluate(meta, env) == value, name

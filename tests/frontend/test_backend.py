@@ -95,7 +95,9 @@ def test_custom_ops_that_change_arguments(recorder: Any) -> None:
 def test_checkpointed_random_ops_draw_the_same_again(recorder: Any) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         def part(y: torch.Tensor) -> torch.Tensor:
-            return F.dropout(y.sin() @ y.cos().t(), 0.5).relu() + torch.randn(4, 4, dtype=torch.float64).to(y.dtype)
+            return F.dropout(y.sin() @ y.cos().t(), 0.5).relu() + torch.randn(4, 4, dtype=torch.float64).to(
+                y.dtype
+            )
 
         return checkpoint(part, x, use_reentrant=False).exp()
 
@@ -164,5 +166,18 @@ def test_inductor_stays_out() -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "config" in loaded
-    assert not loaded & {"compile_fx", "graph", "lowering", "ir", "scheduler", "pattern_matcher", "decomposition", "debug"}
-    assert not {m for m in loaded if m.startswith(("codegen.cpp", "codegen.triton", "codegen.simd", "codegen.wrapper"))}
+    assert not loaded & {
+        "compile_fx",
+        "graph",
+        "lowering",
+        "ir",
+        "scheduler",
+        "pattern_matcher",
+        "decomposition",
+        "debug",
+    }
+    assert not {
+        m
+        for m in loaded
+        if m.startswith(("codegen.cpp", "codegen.triton", "codegen.simd", "codegen.wrapper"))
+    }

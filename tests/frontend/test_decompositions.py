@@ -78,7 +78,17 @@ def test_layer_norm(dtype: torch.dtype, affine: bool) -> None:
         check(aten.native_layer_norm.default, x, [5, 40], w, b, 1e-5)
         _, mean, rstd = aten.native_layer_norm.default(x, [5, 40], w, b, 1e-5)
         grad = torch.randn(6, 5, 40).to(dtype)
-        check(aten.native_layer_norm_backward.default, grad, x, [5, 40], mean, rstd, w, b, [True, affine, affine])
+        check(
+            aten.native_layer_norm_backward.default,
+            grad,
+            x,
+            [5, 40],
+            mean,
+            rstd,
+            w,
+            b,
+            [True, affine, affine],
+        )
 
 
 @DTYPES
@@ -92,7 +102,9 @@ def test_group_norm(dtype: torch.dtype) -> None:
         check(aten.native_group_norm.default, x, w, b, 3, 6, area, 2, 1e-5)
         _, mean, rstd = aten.native_group_norm.default(x, w, b, 3, 6, area, 2, 1e-5)
         grad = torch.randn_like(x)
-        check(aten.native_group_norm_backward.default, grad, x, mean, rstd, w, 3, 6, area, 2, [True, True, True])
+        check(
+            aten.native_group_norm_backward.default, grad, x, mean, rstd, w, 3, 6, area, 2, [True, True, True]
+        )
 
 
 @DTYPES
@@ -106,7 +118,19 @@ def test_batch_norm(dtype: torch.dtype, training: bool) -> None:
         check(aten._native_batch_norm_legit_functional.default, x, w, b, m, v, training, 0.1, 1e-5)
         made = aten._native_batch_norm_legit_functional.default(x, w, b, m, v, training, 0.1, 1e-5)
         grad = torch.randn(x.shape).to(dtype)
-        check(aten.native_batch_norm_backward.default, grad, x, w, m, v, made[1], made[2], training, 1e-5, [True] * 3)
+        check(
+            aten.native_batch_norm_backward.default,
+            grad,
+            x,
+            w,
+            m,
+            v,
+            made[1],
+            made[2],
+            training,
+            1e-5,
+            [True] * 3,
+        )
 
 
 def test_batch_norm_of_mixed_dtypes() -> None:
@@ -128,7 +152,10 @@ def test_rms_norm(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("weighted", [True, False])
 def test_nll_loss(dtype: torch.dtype, reduction: int, weighted: bool) -> None:
     torch.manual_seed(0)
-    cases = [(aten.nll_loss_forward, aten.nll_loss_backward, (9, 5)), (aten.nll_loss_forward, aten.nll_loss_backward, (5,))]
+    cases = [
+        (aten.nll_loss_forward, aten.nll_loss_backward, (9, 5)),
+        (aten.nll_loss_forward, aten.nll_loss_backward, (5,)),
+    ]
     cases.append((aten.nll_loss2d_forward, aten.nll_loss2d_backward, (3, 5, 4, 6)))
     for forward, backward, shape in cases:
         x = torch.randn(shape).log_softmax(1 if len(shape) > 1 else 0).to(dtype)

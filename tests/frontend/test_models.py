@@ -16,12 +16,16 @@ from lowc.ir.index import Symbol, constant
 
 def assert_same(ours: Any, eager: Any) -> None:
     torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-6, equal_nan=True)
-    for a, b in zip(torch.utils._pytree.tree_leaves(ours), torch.utils._pytree.tree_leaves(eager), strict=True):
+    for a, b in zip(
+        torch.utils._pytree.tree_leaves(ours), torch.utils._pytree.tree_leaves(eager), strict=True
+    ):
         if isinstance(a, torch.Tensor):
             assert a.stride() == b.stride() and a.dtype == b.dtype and a.requires_grad == b.requires_grad
 
 
-def compare(recorder: Any, fn: Callable[..., Any], *args: Any, dynamic: bool | None = None, train: bool = False) -> None:
+def compare(
+    recorder: Any, fn: Callable[..., Any], *args: Any, dynamic: bool | None = None, train: bool = False
+) -> None:
     """``fn`` (a module is copied) on ``args``, compiled and eager: outputs, gradients and module state agree."""
     compiled_fn, compiled_args = copy.deepcopy((fn, args))
     compiled = torch.compile(compiled_fn, backend=recorder, fullgraph=True, dynamic=dynamic)
@@ -30,7 +34,11 @@ def compare(recorder: Any, fn: Callable[..., Any], *args: Any, dynamic: bool | N
     assert_same(compiled_args, args)
     if train:
         for out, inputs in ((ours, compiled_args), (eager, args)):
-            leaves = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+            leaves = [
+                t
+                for t in torch.utils._pytree.tree_leaves(out)
+                if isinstance(t, torch.Tensor) and t.requires_grad
+            ]
             sum((t * t.detach().cos()).sum() for t in leaves).backward()
             del inputs
         grads = [[a.grad for a in g if isinstance(a, torch.Tensor)] for g in (compiled_args, args)]
@@ -89,7 +97,9 @@ class Attention(nn.Module):
     [(MLP, (5, 7)), (ConvNet, (2, 3, 11, 13)), (Attention, (2, 5, 8))],
     ids=["mlp", "conv", "attention"],
 )
-def test_training(recorder: Any, model: Callable[[], nn.Module], shape: tuple[int, ...], dynamic: bool) -> None:
+def test_training(
+    recorder: Any, model: Callable[[], nn.Module], shape: tuple[int, ...], dynamic: bool
+) -> None:
     compare(recorder, model(), torch.randn(shape, requires_grad=True), dynamic=dynamic, train=True)
     assert [g.name for g in recorder.graphs] == ["forward", "backward"]
 
@@ -132,6 +142,17 @@ def test_data_dependent_sizes(recorder: Any) -> None:
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         compare(recorder, f, torch.tensor([0, 3, 0, 5, 6]))
+
+
+def test_norms_of_data_dependent_sizes(recorder: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        rows = x[x[:, 0] > 0]
+        return F.layer_norm(rows, (4,)).exp().sum(0) + rows.log_softmax(1).sum(0)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(f, backend=recorder, fullgraph=True)
+        for x in (torch.randn(9, 4), -torch.rand(3, 4)):
+            torch.testing.assert_close(compiled(x), f(x))
 
 
 def test_item_becomes_a_size(recorder: Any) -> None:
@@ -295,7 +316,11 @@ def test_saved_sizes_reach_the_backward(recorder: Any) -> None:
         lambda x: x / math.sqrt(x.shape[0]) + x * (1.0 / x.shape[1]),
         lambda x: torch.full_like(x, x.shape[0] / 3) + torch.pow(x.abs() + 1, x.shape[1] / 7),
         lambda x: (x.double() * (x.shape[0] / 3)).where(x > x.shape[0] / 50, -1.0),
-        lambda x: x.var(1) + x.std() + F.cross_entropy(x, torch.arange(x.shape[0]) % x.shape[1], label_smoothing=0.1),
+        lambda x: (
+            x.var(1)
+            + x.std()
+            + F.cross_entropy(x, torch.arange(x.shape[0]) % x.shape[1], label_smoothing=0.1)
+        ),
         lambda x: (x.bfloat16() * (x.shape[0] / 3)).float(),
         lambda x: F.interpolate(x[None, None], scale_factor=1.5, mode="bilinear"),
     ],
@@ -323,8 +348,16 @@ def test_assertions_on_sizes_stay(recorder: Any) -> None:
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_language_model(recorder: Any, dynamic: bool | None) -> None:
     transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
-    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, use_cache=False, bos_token_id=1, eos_token_id=2)
+    sizes = {
+        "vocab_size": 99,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
+    config = transformers.LlamaConfig(
+        **sizes, num_key_value_heads=2, use_cache=False, bos_token_id=1, eos_token_id=2
+    )
     model = transformers.LlamaForCausalLM(config)
     words = torch.randint(0, 99, (2, 16))
     compiled = torch.compile(model, backend=recorder, dynamic=dynamic)

@@ -35,7 +35,17 @@ EXPRESSIONS = [
     tf.PowByNatural(A, 2),
     sympy.Abs(A - B),
 ]
-TRUTHS = [A >= B, A > B, A <= 4, A < B, sympy.Eq(A, B), sympy.Ne(A, 3), sympy.And(A > 2, B > 2), sympy.Or(A > 5, B > 5), ~(A > B)]
+TRUTHS = [
+    A >= B,
+    A > B,
+    A <= 4,
+    A < B,
+    sympy.Eq(A, B),
+    sympy.Ne(A, 3),
+    sympy.And(A > 2, B > 2),
+    sympy.Or(A > 5, B > 5),
+    ~(A > B),
+]
 
 
 @pytest.mark.parametrize("expr", [*EXPRESSIONS, *TRUTHS], ids=str)
@@ -46,7 +56,13 @@ def test_value(expr: sympy.Basic) -> None:
         assert evaluate(index, {"a": a, "b": b}) == int(bool(value) if expr in TRUTHS else value), (a, b)
 
 
-REFUSED = [tf.FloatTrueDiv(A, B), tf.TruncToInt(1.1 * tf.ToFloat(A)), tf.FloorDiv(A, A - B), sympy.Symbol("other"), A**B]
+REFUSED = [
+    tf.FloatTrueDiv(A, B),
+    tf.TruncToInt(1.1 * tf.ToFloat(A)),
+    tf.FloorDiv(A, A - B),
+    sympy.Symbol("other"),
+    A**B,
+]
 
 
 @pytest.mark.parametrize("expr", REFUSED, ids=str)
