@@ -235,8 +235,9 @@ def _same_items(a: Sequence[object], b: Sequence[object]) -> bool:
 class Substitution:
     """Replaces axes and symbols (by indices), variables (by name, by expressions) and buffers throughout statements.
 
-    ``access`` rewrites the (buffer, index) of each load and store after the axes in it have been replaced.  A variable that is used as
-    a coordinate can only be replaced by a Var, or by a FromIndex.  Loops whose axis is replaced by another plain axis are renamed.
+    ``access`` rewrites the (buffer, index) of each load and store after the axes in it have been replaced.  A variable that
+    is used as a coordinate can only be replaced by a Var, or by a FromIndex.  Loops whose axis is replaced by another plain
+    axis are renamed.
     """
 
     def __init__(

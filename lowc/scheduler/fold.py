@@ -3,8 +3,8 @@
 Before:  t = x[i] * 2            after:   y[i] = exp(x[i] * 2)
          y[i] = exp(t)
 
-Apart from that, a division by a power of two becomes the product that it equals bit for bit.  Otherwise nothing changes but how the
-program reads and how many names later passes carry.  Expressions stay below ``DEPTH`` levels, so
+Apart from that, a division by a power of two becomes the product that it equals bit for bit.  Otherwise nothing changes but
+how the program reads and how many names later passes carry.  Expressions stay below ``DEPTH`` levels, so
 that no later pass recurses far.  A let that is used as a coordinate stays.
 """
 

@@ -28,7 +28,19 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.ops import CHECKS
-from lowc.ir.walk import buffers, exprs, indices, loads, make_kernel, map_exprs, names, parts, rewrite, stores, zero_outside
+from lowc.ir.walk import (
+    buffers,
+    exprs,
+    indices,
+    loads,
+    make_kernel,
+    map_exprs,
+    names,
+    parts,
+    rewrite,
+    stores,
+    zero_outside,
+)
 from lowc.options import Options
 from lowc.scheduler.nest import prune, returned, step_reads
 from lowc.scheduler.rename import fresh

@@ -4,8 +4,8 @@ Before:  for k in K { s add= exp(x[i, k] - m) }              after:   alloc e: f
          for j in K { out[i, j] = exp(x[i, j] - m) * r }              for k in K { v = exp(x[i, k] - m); e[k] = v; s add= v }
                                                                       for j in K { out[i, j] = e[j] * r }
 
-Only expressions of unmasked loads from buffers that nothing writes from the first of the loops on, in loops without inner loops, of a static
-extent that fits into a quarter of a core's L2.
+Only expressions of unmasked loads from buffers that nothing writes from the first of the loops on, in loops without inner
+loops, of a static extent that fits into a quarter of a core's L2.
 """
 
 from collections.abc import Sequence
