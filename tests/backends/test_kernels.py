@@ -331,6 +331,44 @@ def test_gather_and_scatter(isa: str, dtype: str) -> None:
 
 
 @all_isas
+@pytest.mark.parametrize("dtype", ("f32", "f64", "u8", "i16", "bool"))
+def test_lanes_at_equal_distances(isa: str, dtype: str) -> None:
+    """Nothing beyond the last lane is read or written."""
+    steps = (2, 3, 4, 5)
+    names = ", ".join(f"x{s}: {dtype}[{s - 1} + s0*{s}], y{s}: {dtype}[s0]" for s in steps)
+    newline = "\n"
+    loops = [f"for i{s} in s0 vector(8, 2) {{ y{s}[i{s}] = x{s}[i{s}*{s} + {s - 1}] }}" for s in steps]
+    check(
+        f"""kernel k(s0: size 0.., {names}, x: {dtype}[s0], y: {dtype}[s0], z: {dtype}[s0]) {{
+          for i in s0 vector(16) {{
+            y[i] = x[s0 - 1 - i]
+            z[s0 - 1 - i] = x[i]
+          }}
+          {newline.join(loops)}
+        }}""",
+        isa,
+        [{"s0": n} for n in (0, 1, 7, 8, 16, 17, 32, 40, 65)],
+    )
+
+
+@all_isas
+def test_addresses_of_lanes_in_32_bits(isa: str) -> None:
+    """Coordinates that are large, negative or masked, addresses that are not."""
+    check(
+        """kernel k(x: f32[5000], n: i64[40], y: f32[40], z: f32[40], w: f32[4000]) {
+          for i in 40 vector(16) {
+            at = check_index(n[i], 10, true)
+            y[i] = x[at*500 + i*7 - 5000000000*(at - at) + (i // 7) % 3]
+            z[i] = x[i*1000000007 if idx(i) < 1]
+            w[(39 - i)*100 + i] = x[4999 - i*50 - (i % 5)*10]
+          }
+        }""",
+        isa,
+        given={"n": np.arange(40) * 7 % 10},
+    )
+
+
+@all_isas
 @pytest.mark.parametrize("index", ("i32", "i64"))
 def test_indirect_loads_with_checks(isa: str, index: str) -> None:
     text = f"""kernel k(s0: size 0.., n: {index}[s0], x: f32[10], y: f32[s0]) {{

@@ -10,7 +10,9 @@ from lowc.backends.x86.region import Region, lane_numbers, scalar_index, varies,
 from lowc.errors import CodegenError
 from lowc.ir.index import Index, constant, split
 from lowc.ir.nodes import Buffer
-from lowc.ir.types import bool_
+from lowc.ir.types import bool_, i32, i64
+
+STEPS = (-1, 2, 3, 4)  # distances of lanes that shuffles bring together faster than a gather
 
 
 def address(r: Region, buffer: Buffer, index: Index) -> str:
@@ -30,6 +32,13 @@ def _is_contiguous(r: Region, buffer: Buffer, index: Index) -> bool:
         return not varies(r, index)
     step, rest = split(index, r.lanes.axis)
     return constant(step) == 1 and not varies(r, rest)
+
+
+def _distance(r: Region, buffer: Buffer, index: Index) -> int:
+    """Elements from one lane to the next; 0 if they are not known or not equal."""
+    assert r.lanes is not None
+    step, rest = split(index, r.lanes.axis)
+    return 0 if buffer.name in r.laned or varies(r, rest) else constant(step) or 0
 
 
 def _per_lane(r: Region, buffer: Buffer, index: Index) -> bool:
@@ -55,6 +64,9 @@ def load(r: Region, buffer: Buffer, index: Index, mask: Val | None, reread: bool
         full = both(r, mask, r.lanes.mask)
         if _is_contiguous(r, buffer, index):
             return _load_vector(r, buffer, index, full, reread)
+        step = _distance(r, buffer, index)
+        if full is None and step in STEPS and r.lanes.count >= step:
+            return _load_apart(r, buffer, index, step, reread)
         return _gather(r, buffer, index, full, reread)
     if mask is not None and mask.lanes:
         # one element for all lanes that want it, read if any does
@@ -149,14 +161,53 @@ def _gather(r: Region, buffer: Buffer, index: Index, mask: Val | None, reread: b
 def _pointers(r: Region, buffer: Buffer, index: Index) -> str:
     """A pointer for each lane."""
     assert r.lanes is not None
-    offsets = vector_index(r, index)
+    size = constant(buffer.shape[0]) if len(buffer.shape) == 1 else None
     if buffer.name in r.laned:
-        offsets = binary(r.b, "mul", offsets, const(r.laned[buffer.name], offsets.dtype, offsets.lanes))
+        own = r.laned[buffer.name]
+        offsets = vector_index(r, index)
+        offsets = binary(r.b, "mul", offsets, const(own, offsets.dtype, offsets.lanes))
         offsets = binary(r.b, "add", offsets, lane_numbers(offsets.lanes))
+    else:
+        # AVX-512 gathers twice as many elements at a time by 32-bit offsets
+        offsets = vector_index(r, index, i32 if size is not None and size < 2**31 else i64)
     return r.b.pure(
         f"getelementptr {memory(buffer.dtype)}, ptr {r.pointers[buffer.name]}, {offsets.type} {offsets.text}",
         "g",
     )
+
+
+def _load_apart(r: Region, buffer: Buffer, index: Index, step: int, reread: bool) -> Val:
+    """Lanes at equal distances: the vectors that cover them (the last one ends with the last lane), shuffled."""
+    assert r.lanes is not None
+    count, element = r.lanes.count, memory(buffer.dtype)
+    type_, first = vector(element, count), address(r, buffer, index)
+    starts = [n * count for n in range(step - 1)] + [(step - 1) * (count - 1)] if step > 0 else [1 - count]
+    vectors: list[str] = []
+    for start in starts:
+        place = r.b.pure(f"getelementptr {element}, ptr {first}, i64 {start}", "g") if start else first
+        vectors.append(_emit(r, f"load {type_}, ptr {place}, align {buffer.dtype.bytes}", reread))
+    if step < 0:
+        return _from_memory(r, _reversed(r, vectors[0], type_, count), buffer, count)
+    out = vectors[0]
+    for number, text in enumerate(vectors):
+        if not number:
+            order = [n * step if n * step < count else 0 for n in range(count)]
+            other = "poison"
+        else:
+            low = starts[number]
+            order = [
+                n if n * step < number * count else min(count + n * step - low, 2 * count - 1)
+                for n in range(count)
+            ]
+            other = text
+        mask = ", ".join(f"i32 {n}" for n in order)
+        out = r.b.pure(f"shufflevector {type_} {out}, {type_} {other}, <{count} x i32> <{mask}>")
+    return _from_memory(r, out, buffer, count)
+
+
+def _reversed(r: Region, text: str, type_: str, count: int) -> str:
+    order = ", ".join(f"i32 {n}" for n in reversed(range(count)))
+    return r.b.pure(f"shufflevector {type_} {text}, {type_} poison, <{count} x i32> <{order}>")
 
 
 def _from_memory(r: Region, text: str, buffer: Buffer, lanes: int) -> Val:
@@ -183,6 +234,14 @@ def store(r: Region, buffer: Buffer, index: Index, value: Val, mask: Val | None,
     if r.lanes is not None and _per_lane(r, buffer, index):
         full = both(r, mask, r.lanes.mask)
         value = splat(r.b, value, r.lanes.count)
+        if full is None and not reducer and _distance(r, buffer, index) == -1:
+            type_, element = vector(memory(buffer.dtype), value.lanes), memory(buffer.dtype)
+            place = r.b.pure(
+                f"getelementptr {element}, ptr {address(r, buffer, index)}, i64 {1 - value.lanes}", "g"
+            )
+            text = _reversed(r, _to_memory(r, value), type_, value.lanes)
+            r.b.line(f"store {type_} {text}, ptr {place}, align {buffer.dtype.bytes}")
+            return
         if not _is_contiguous(r, buffer, index):
             if reducer:
                 _one_by_one(r, buffer, _pointers(r, buffer, index), value, full, reducer)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from lowc.backends.llvm.builder import Builder
+from lowc.backends.llvm.types import scalar
 from lowc.backends.x86 import accumulators
 from lowc.backends.x86.operations import Val, binary, cast, const, select, splat
 from lowc.errors import CodegenError
@@ -21,7 +22,7 @@ from lowc.ir.index import (
     upper_bound,
 )
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.types import i32, i64
+from lowc.ir.types import DType, i32, i64
 
 
 @dataclass(slots=True)
@@ -121,29 +122,34 @@ def _scalar_atom(r: Region, atom: Atom) -> str:
         a, b = Val(scalar_index(r, atom.a), i64), Val(scalar_index(r, atom.b), i64)
         return select(r.b, binary(r.b, "lt" if isinstance(atom, Min) else "gt", a, b), a, b).text
     num, den = Val(scalar_index(r, atom.num), i64), _divisor(r, atom.den, 0)
-    return _divide(r, atom, num, den, i64).text
+    return _divide(r, atom, num, den).text
 
 
-def vector_index(r: Region, index: Index) -> Val:
-    """``index`` in each lane, as i64."""
+def vector_index(r: Region, index: Index, dtype: DType = i64) -> Val:
+    """``index`` in each lane; in i32 if it is known to fit (then only the low halves of its parts matter)."""
     assert r.lanes is not None
     total: Val | None = None
     for monomial, coefficient in index.terms:
         term: Val | None = None
         for atom in monomial:
-            value = _vector_atom(r, atom)
+            value = _vector_atom(r, atom, dtype)
             term = value if term is None else _on_lanes(r, "mul", term, value)
         if term is None:
-            term = const(coefficient, i64)
+            term = const(coefficient, dtype)
         elif coefficient != 1:
-            term = _on_lanes(r, "mul", term, const(coefficient, i64))
+            term = _on_lanes(r, "mul", term, const(coefficient, dtype))
         total = term if total is None else _on_lanes(r, "add", total, term)
-    return splat(r.b, total or const(0, i64), r.lanes.count)
+    return splat(r.b, total or const(0, dtype), r.lanes.count)
 
 
-def lane_numbers(count: int) -> Val:
-    """0, 1, 2, … in i64."""
-    return Val(f"<{', '.join(f'i64 {n}' for n in range(count))}>", i64, count)
+def fits(low: int | None, high: int | None) -> bool:
+    """Whether what lies between the bounds (None: unknown) is 0 or more and fits an i32."""
+    return low is not None and low >= 0 and high is not None and high < 2**31
+
+
+def lane_numbers(count: int, dtype: DType = i64) -> Val:
+    """0, 1, 2, …"""
+    return Val(f"<{', '.join(f'{scalar(dtype)} {n}' for n in range(count))}>", dtype, count)
 
 
 def _on_lanes(r: Region, name: str, a: Val, b: Val) -> Val:
@@ -151,35 +157,30 @@ def _on_lanes(r: Region, name: str, a: Val, b: Val) -> Val:
     return binary(r.b, name, splat(r.b, a, lanes), splat(r.b, b, lanes))
 
 
-def _vector_atom(r: Region, atom: Atom) -> Val:
+def _vector_atom(r: Region, atom: Atom, dtype: DType) -> Val:
     assert r.lanes is not None
     if atom == r.lanes.axis:
         count = r.lanes.count
-        return binary(r.b, "add", splat(r.b, Val(r.lanes.base, i64), count), lane_numbers(count))
+        base = cast(r.b, Val(r.lanes.base, i64), dtype, r.ops)
+        return binary(r.b, "add", splat(r.b, base, count), lane_numbers(count, dtype))
     if isinstance(atom, Opaque):
-        return r.variable(atom.name)
+        return cast(r.b, r.variable(atom.name), dtype, r.ops)
     if isinstance(atom, Axis | Symbol):
-        return Val(_scalar_atom(r, atom), i64)
+        return cast(r.b, Val(_scalar_atom(r, atom), i64), dtype, r.ops)
     inner = (atom.num, atom.den) if isinstance(atom, FloorDiv | Mod) else (atom.a, atom.b)
     if not any(varies(r, i) for i in inner):
-        return Val(_scalar_atom(r, atom), i64)
+        return cast(r.b, Val(_scalar_atom(r, atom), i64), dtype, r.ops)
     if isinstance(atom, Min | Max):
         a, b = vector_index(r, atom.a), vector_index(r, atom.b)
-        return select(r.b, binary(r.b, "lt" if isinstance(atom, Min) else "gt", a, b), a, b)
-    num = vector_index(r, atom.num)
-    top = upper_bound(atom.num)
+        least = select(r.b, binary(r.b, "lt" if isinstance(atom, Min) else "gt", a, b), a, b)
+        return cast(r.b, least, dtype, r.ops)
     divisor = constant(atom.den)
-    if (
-        divisor is not None
-        and 0 < divisor < 2**31
-        and (lower_bound(atom.num) or -1) >= 0
-        and top is not None
-        and top < 2**31
-    ):
+    if divisor is not None and 0 < divisor < 2**31 and fits(lower_bound(atom.num), upper_bound(atom.num)):
         # 32-bit lanes divide by a constant with one multiplication; 64-bit ones would go through scalar code
-        small = cast(r.b, num, i32, r.ops)
-        return cast(r.b, _divide(r, atom, small, const(divisor, i32, num.lanes), i32), i64, r.ops)
-    return _divide(r, atom, num, _divisor(r, atom.den, num.lanes), i64)
+        small = vector_index(r, atom.num, i32)
+        return cast(r.b, _divide(r, atom, small, const(divisor, i32, small.lanes)), dtype, r.ops)
+    num = vector_index(r, atom.num)
+    return cast(r.b, _divide(r, atom, num, _divisor(r, atom.den, num.lanes)), dtype, r.ops)
 
 
 def _divisor(r: Region, den: Index, lanes: int) -> Val:
@@ -195,7 +196,7 @@ def _divisor(r: Region, den: Index, lanes: int) -> Val:
     return select(r.b, binary(r.b, "lt", value, one), one, value)
 
 
-def _divide(r: Region, atom: FloorDiv | Mod, num: Val, den: Val, dtype: object) -> Val:
+def _divide(r: Region, atom: FloorDiv | Mod, num: Val, den: Val) -> Val:
     """num // den or num % den rounding down; unsigned where num cannot be negative."""
     quotient = isinstance(atom, FloorDiv)
     low = lower_bound(atom.num)
