@@ -56,12 +56,25 @@ def compile_module(
             gm,
             example_inputs,
             fw_compiler=compiler("forward"),
-            bw_compiler=compiler("backward"),
+            bw_compiler=_untraced(compiler("backward")),
             inference_compiler=compiler("inference"),
             partition_fn=_partition,
             decompositions=decompositions(keep),
             keep_inference_input_mutations=True,
         )
+
+
+def _untraced(compiler: Callable[..., Compiled]) -> Callable[..., Compiled]:
+    """``compiler`` hidden from Dynamo, and what it makes as well.
+
+    A backward graph is compiled and run when the user asks for gradients, which may be in a frame that Dynamo is watching: it
+    would then trace lowc itself, statement by statement (Dynamo hides forward graphs on its own).
+    """
+
+    def compile_hidden(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        return _boxed(torch._dynamo.disable(torch._dynamo.disable(compiler)(graph, inputs)))
+
+    return compile_hidden
 
 
 def compile_fx_graph(

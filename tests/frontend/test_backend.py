@@ -181,3 +181,17 @@ def test_inductor_stays_out() -> None:
         for m in loaded
         if m.startswith(("codegen.cpp", "codegen.triton", "codegen.simd", "codegen.wrapper"))
     }
+
+
+def test_dynamo_does_not_trace_lowc_when_a_compiled_frame_asks_for_gradients() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = torch.nn.functional.gelu(x).square().sum()
+        (gradient,) = torch.autograd.grad(loss, x)  # a graph break: the backward graph runs under Dynamo's eyes
+        return gradient * 2
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    x = torch.randn(7, 5, requires_grad=True)
+    got = torch.compile(step, backend=lowc_backend)(x)
+    torch.testing.assert_close(got, step(x))
+    assert torch._dynamo.utils.counters["lowc"]["graphs"] <= 4
