@@ -9,7 +9,7 @@ from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index, prove_nonneg
 from lowc.ir.nodes import Expr
-from lowc.ir.types import DType, accumulate_dtype, bool_, compute_dtype, i64
+from lowc.ir.types import DType, accumulate_dtype, bool_, compute_dtype, f64, i64
 from lowc.lowering.builder import Builder, Operand, Row
 from lowc.lowering.scalars import cast, like, op, select, truth
 from lowc.lowering.values import Coords, Value, loop_order, ravel
@@ -322,7 +322,8 @@ def scan(reducer: str) -> Lowering:
     """cumsum and cumprod: the running accumulator is stored after each update."""
 
     def lower(b: Builder, out: TensorMeta, self: Value, dim: int, *, dtype: DType | None = None) -> Value:
-        acc = accumulate_dtype(out.dtype)
+        # ATen's running sums and products of floats on the CPU are carried in f64 (at::acc_type), unlike its sums
+        acc = f64 if out.dtype.kind == "f" else accumulate_dtype(out.dtype)
         if out.dtype == bool_:
             raise NotLowered("a running sum as bool")
         if not self.shape:
@@ -335,7 +336,7 @@ def scan(reducer: str) -> Lowering:
             with b.loop(self.shape[along], "k") as k:
                 here = tuple(k if d == along else c for d, c in enumerate(coords))
                 b.update(running, reducer, cast(cast(b.load(self, here), out.dtype), acc))
-                b.store(target, here, running[0])
+                b.store(target, here, cast(running[0], out.dtype))
         return target
 
     return lower
