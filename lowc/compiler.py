@@ -18,7 +18,7 @@ from typing import Any
 from lowc.artifact import Artifact, Native
 from lowc.ir.graph import Graph
 from lowc.ir.nodes import Extern, Module
-from lowc.ir.printer import print_graph, print_module
+from lowc.ir.printer import print_graph
 from lowc.lowering.lower import lower
 from lowc.options import Options
 from lowc.trace import Trace, fresh_directory
@@ -95,13 +95,14 @@ def compile_artifact(
 
     Nodes named in ``forbidden`` become ATen calls.
     """
+    from lowc.scheduler import pipeline
+
     with trace.phase("lowering"):
         module = lower(graph, options, forbidden)
-    trace.dump("lowering", lambda: print_module(module))
+    trace.dump("lowering", lambda: pipeline.listing(module, options))
     if options.isa == "interp":
         return _interpreted(module)
     from lowc.backends import x86
-    from lowc.scheduler import pipeline
 
     with trace.phase("target"):
         target = x86.detect(options)

@@ -30,7 +30,7 @@ ROWS: tuple[Row, ...] = (
     Row("time", False, (True, False), False, "LOWC_TIME", "print the time of every phase"),
     Row("dump", "", (), False, "LOWC_DUMP", "directory for a numbered file of each pass and stage"),
     Row("off", "", (), True, "LOWC_OFF", "comma-separated passes to skip"),
-    Row("only", "", (), False, "LOWC_ONLY", "kernel name: dumps show this one only"),
+    Row("only", "", (), False, "LOWC_ONLY", "part of a kernel name: dumps show such kernels only"),
 )
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 

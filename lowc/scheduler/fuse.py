@@ -7,7 +7,7 @@ them those of the producer.  Bytes saved are what is loaded twice no more; refus
 among cores, or a kernel too large for registers and for linear compile time.
 
 Precondition: a kernel's params are the module's own buffers.  Does not remove stores that have become useless
-(``forward``, ``dead``).  Near-linear: each kernel tries a bounded number of partners.
+(``forward``).  Near-linear: each kernel tries a bounded number of partners.
 """
 
 from collections.abc import Sequence

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lowc.errors import LowcError, OptionError
-from lowc.ir.nodes import Module
-from lowc.ir.printer import print_module
+from lowc.ir.nodes import Launch, Module
+from lowc.ir.printer import print_kernel, print_module
 from lowc.ir.verify import verify_module
 from lowc.options import Options
 from lowc.scheduler import (
@@ -112,5 +112,13 @@ def apply(each: Pass, module: Module, target: Target, options: Options, trace: T
             error.message = f"{error.message}\n  in pass {each.name}"
             raise
     if trace:
-        trace.dump(each.name, lambda: print_module(module))
+        trace.dump(each.name, lambda: listing(module, options))
     return module
+
+
+def listing(module: Module, options: Options) -> str:
+    """``module`` as dumps show it: whole, or with ``options.only`` the kernels alone whose name has that in it."""
+    if not options.only:
+        return print_module(module)
+    kernels = {id(s.kernel): s.kernel for s in module.steps if isinstance(s, Launch)}
+    return "\n".join(print_kernel(k) for k in kernels.values() if options.only in k.name)

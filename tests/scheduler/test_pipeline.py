@@ -114,3 +114,10 @@ def test_illegal_schedules_are_refused(text: str, primitive: object, why: str) -
 )
 def test_legal_schedules(text: str, primitive: object, line: str) -> None:
     assert line in [each.strip() for each in print_kernel(apply(parse_kernel(text), (primitive,))).splitlines()]  # type: ignore[arg-type]
+
+
+def test_dumps_of_one_kernel_only() -> None:
+    module = parse_module(MODULE)
+    assert pipeline.listing(module, Options(only="doub")).startswith("kernel double(")
+    assert pipeline.listing(module, Options(only="other")) == ""
+    assert pipeline.listing(module, Options()).lstrip().startswith("module @LOOPS")
