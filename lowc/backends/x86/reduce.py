@@ -20,7 +20,8 @@ def identities(variables: tuple[Var, ...], reducer: str, lanes: int) -> Values:
 def combine(b: Builder, reducer: str, a: Values, c: Values, ops: frozenset[str]) -> Values:
     """Accumulators ``a`` and ``c`` as one; a pair keeps the first NaN, else the first best value.
 
-    ``a`` is the older one: max and min are written so that the chain of instructions from it is short.
+    ``a`` is the older one: max and min are written so that the chain of instructions from it is short.  Which
+    of 0.0 and -0.0 they keep depends on the grouping.
     """
     row = REDUCERS[reducer]
     if row.arity == 1:
