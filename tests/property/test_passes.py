@@ -6,6 +6,9 @@ LOWC_FIRST_SEED=M starts at another.
 
 import os
 import random
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from lowc.ir.nodes import LEVELS, Module
 from lowc.ir.parser import parse_module
 from lowc.ir.verify import verify_module
 from lowc.options import Options
-from lowc.scheduler import pipeline
+from lowc.scheduler import choose, fuse, inline, pipeline, recompute, share
 from lowc.target import Target
 from tests.property.programs import Program, differences, random_module, run
 from tests.property.views import size
@@ -41,6 +44,19 @@ TARGETS = {
     ),
     "sse2": Target("x86", "x86-64", "", 128, 16, 1 << 10, 1 << 12, 1 << 14, 64, frozenset()),
 }
+EAGER: tuple[tuple[Any, str, Any], ...] = (
+    (inline, "_pays", lambda *_: True),
+    (choose, "PARALLEL_WORK", 1),
+    (choose, "CHAIN", 4),
+    (choose, "GRAIN", 4),
+    (choose, "COLUMNS", 2),
+    (choose, "TILE_MIN", 2),
+    (fuse, "LARGE", 1),
+    (fuse, "FEW", 0),
+    (recompute, "CHEAP", 50),
+    (share, "COSTLY", 1),
+)
+"""What makes passes do to small programs what they do to large ones."""
 OPTIONAL = [row.name for row in pipeline.PASSES if not row.required]
 
 
@@ -61,6 +77,16 @@ def stages(
 def check(seed: int) -> str:
     """Runs program ``seed`` after every pass of one pipeline; returns what is wrong, or an empty string."""
     rng = random.Random(seed)
+    eager = [knob for knob in EAGER if rng.random() < 0.6] if rng.random() < 0.7 else []
+    with ExitStack() as stack:
+        for module, name, value in eager:
+            stack.enter_context(patch.object(module, name, value))
+        found = compare(seed, rng)
+    return f"{found}; eager: {', '.join(name for _, name, _ in eager)}" if found else ""
+
+
+def compare(seed: int, rng: random.Random) -> str:
+    """``check`` with the passes as they are."""
     program = random_module(seed)
     target = TARGETS[rng.choice(sorted(TARGETS))]
     options = Options(threads=rng.random() < 0.7, check=CHECK)
@@ -157,3 +183,29 @@ def test_failing_checks_raise_after_every_pass(rows: int, index: list[int], off:
         else:
             (found,) = run_module(module, storages, sizes={"s": rows})
             assert found.tolist() == [x.reshape(rows, 5)[p, :4].sum() + 4 for p in places]
+
+
+MASKED = """
+module @LOOPS() {
+  input x: f32[4]
+  temp t: f32[4]
+  temp out: f32[6]
+  launch map(x, t)
+  launch pad(t, out)
+  return out
+}
+
+kernel map(x: f32[4], t: f32[4]) { for i in 4 { t[i] = exp(x[i]) } }
+
+kernel pad(t: f32[4], out: f32[6]) { for i in 6 { out[i] = t[i - 1 if (idx(i - 1) >= 0) & (idx(i - 1) < 4)] } }
+"""
+
+
+def test_a_masked_load_of_an_inlined_map_is_zero() -> None:
+    """Found by seed 981: what takes the load's place must be 0 where its mask is false."""
+    module = parse_module(MASKED)
+    for row in pipeline.PASSES:
+        with patch.object(inline, "_pays", lambda *_: True):
+            module = pipeline.apply(row, module, TARGETS["avx2"], Options(check=CHECK))
+        (found,) = run_module(module, [np.zeros(4, np.float32)])
+        assert found.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0], row.name
