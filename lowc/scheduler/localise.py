@@ -68,7 +68,8 @@ def _place(
     kept = [d for d in range(len(buffer.shape)) if d not in gone]
     shape = tuple([buffer.shape[d] for d in kept])
     count = constant(numel(shape))
-    if not fixed or count is None or count * buffer.dtype.bytes > room:
+    # each size must be known: an unknown one times 0 counts as 0, but cannot be allocated
+    if not fixed or count is None or any(constant(n) is None for n in shape) or count * buffer.dtype.bytes > room:
         return None
     strides: list[Index] = []
     total = numel(())
