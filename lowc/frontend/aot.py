@@ -71,8 +71,10 @@ def _untraced(compiler: Callable[..., Compiled]) -> Callable[..., Compiled]:
     would then trace lowc itself, statement by statement (Dynamo hides forward graphs on its own).
     """
 
+    hide: Any = torch._dynamo.disable
+
     def compile_hidden(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        return _boxed(torch._dynamo.disable(torch._dynamo.disable(compiler)(graph, inputs)))
+        return _boxed(hide(hide(compiler)(graph, inputs)))
 
     return compile_hidden
 
