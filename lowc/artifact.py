@@ -15,6 +15,19 @@ class Native:
     launches: tuple[int, ...]
 
 
+def runs(module: Module) -> list[tuple[int, ...] | Extern]:
+    """The steps of ``module`` as a host program takes them: numbers of launches that follow one another, and calls of ATen."""
+    found: list[tuple[int, ...] | Extern] = []
+    for number, step in enumerate(module.steps):
+        if isinstance(step, Extern):
+            found.append(step)
+        elif found and isinstance(found[-1], tuple):
+            found[-1] = (*found[-1], number)
+        else:
+            found.append((number,))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """``code``: the object file.  ``slots``: what each 8-byte slot of the array passed to native calls holds, in order: the

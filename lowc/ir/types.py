@@ -53,15 +53,6 @@ def is_computable(dtype: DType) -> bool:
     return dtype.kind in "biuf"
 
 
-def is_float(dtype: DType) -> bool:
-    return dtype.kind == "f"
-
-
-def is_integer(dtype: DType) -> bool:
-    """Signed or unsigned, bool excluded."""
-    return dtype.kind in "iu"
-
-
 def compute_dtype(dtype: DType) -> DType:
     """The type that arithmetic on ``dtype`` is carried out in: f32 for f16 and bf16, itself otherwise."""
     return f32 if dtype.kind == "f" and dtype.bits < 32 else dtype

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lowc.artifact import Artifact, Native
+from lowc.artifact import Artifact, Native, runs
 from lowc.ir.index import evaluate
 from lowc.ir.interp import run_kernel, storage_size
 from lowc.ir.nodes import Buffer, Extern, Launch, Module
@@ -26,17 +26,7 @@ def artifact(module: Module) -> Artifact:
         b.name for b in (*module.inputs, *module.temps) if isinstance(b, Buffer) and b.name not in placed
     ]
     slots = (*buffers, *(["workspace"] if placed else []), *(s.name for s in module.symbols))
-    program: list[Native | Extern] = []
-    run: list[int] = []
-    for number, step in enumerate((*module.steps, None)):
-        if isinstance(step, Launch):
-            run.append(number)
-            continue
-        if run:
-            program.append(Native(f"run_{run[0]}", tuple(run)))
-            run = []
-        if step is not None:
-            program.append(step)
+    program = [r if isinstance(r, Extern) else Native(f"run_{r[0]}", r) for r in runs(module)]
     return Artifact("interp", b"", slots, tuple(program), module)
 
 

@@ -22,6 +22,7 @@ from lowc.ir.index import (
 )
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import (
+    PARALLEL,
     Acc,
     Alloc,
     Buffer,
@@ -268,7 +269,7 @@ def _partial(body: tuple[Stmt, ...], step: Partial) -> tuple[Stmt, ...]:
         flat = [v for a in accs for v in a.vars]
         keep = [Store(b, (ix(chunk),), v) for b, v in zip(arrays, flat, strict=True)]
         out.extend(Alloc(b) for b in arrays)
-        out.append(For(chunk, (*accs, For(inner, rename.body(stmt.body), stmt.kind), *keep), Kind("parallel")))
+        out.append(For(chunk, (*accs, For(inner, rename.body(stmt.body), stmt.kind), *keep), PARALLEL))
         again = Axis(fresh(f"{step.axis}_c", taken), ix(step.chunks))
         each = iter(arrays)
         combine = [Update(u.vars, u.reducer, tuple([Load(next(each), (ix(again),)) for _ in u.vars])) for u in updates]

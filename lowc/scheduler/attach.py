@@ -4,6 +4,8 @@ A kernel read from text, or shared by several launches, has params of its own; t
 identity.  Kernels that lowering makes are attached already and stay as they are.
 """
 
+from dataclasses import replace
+
 from lowc.ir.index import Index
 from lowc.ir.nodes import Buffer, Launch, Module
 from lowc.ir.walk import Substitution, make_kernel
@@ -15,9 +17,7 @@ from lowc.target import Target
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with every kernel's params replaced by the launch's arguments."""
     steps = [_attach(s) if isinstance(s, Launch) else s for s in module.steps]
-    return Module(
-        module.level, module.symbols, module.inputs, module.temps, module.outputs, tuple(steps), module.placed, module.workspace
-    )
+    return replace(module, steps=tuple(steps))
 
 
 def _attach(step: Launch) -> Launch:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lowc.ir.index import Axis, constant, split
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Store, Update
+from lowc.ir.nodes import PARALLEL, Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Store, Update
 from lowc.ir.ops import REDUCERS
 from lowc.ir.walk import exprs, parts, statements
 from lowc.scheduler.apply import (
@@ -25,7 +25,7 @@ from lowc.scheduler.apply import (
     outer_updates,
     reads_running,
 )
-from lowc.scheduler.nest import estimate, touched, weight
+from lowc.scheduler.nest import chain, estimate, touched, weight
 from lowc.target import Target
 
 PARALLEL_WORK = 24_000  # cheap vector-element operations below which starting the cores costs more than it saves
@@ -41,7 +41,7 @@ def choose(kernel: Kernel, target: Target, threads: bool) -> Schedule:
     lanes = _lanes(kernel, target)
     for stmt in kernel.body:
         if isinstance(stmt, For):
-            plan.extend(_nest(stmt, lanes, target, threads, top=True))
+            plan.extend(_nest(stmt, lanes, target, threads))
     return tuple(plan)
 
 
@@ -55,20 +55,20 @@ def _lanes(kernel: Kernel, target: Target) -> int:
 # ---------------------------------------------------------------- one nest
 
 
-def _nest(loop: For, lanes: int, target: Target, threads: bool, top: bool) -> list[Primitive]:
+def _nest(loop: For, lanes: int, target: Target, threads: bool) -> list[Primitive]:
     plan: list[Primitive] = []
-    chain = _chain(loop)
-    tile = _tile_axes(chain)
+    nest = chain((loop,))
+    tile = _tile_axes(nest)
     work = _work(loop)
-    parallel = threads and top and target.cores > 1 and work >= PARALLEL_WORK
+    parallel = threads and target.cores > 1 and work >= PARALLEL_WORK
     if tile is not None:
         rows, columns = tile
-        order = [f.axis.name for f in chain if f.axis.name not in tile] + [rows, columns]
-        if order != [f.axis.name for f in chain]:
+        order = [f.axis.name for f in nest if f.axis.name not in tile] + [rows, columns]
+        if order != [f.axis.name for f in nest]:
             plan.append(Reorder(tuple(order)))
         plan.append(Tile(rows, columns, 16, lanes))
         if parallel:
-            plan.append(Bind(order[0] if order[0] not in tile else f"{rows}_o", Kind("parallel")))
+            plan.append(Bind(order[0] if order[0] not in tile else f"{rows}_o", PARALLEL))
         return plan
     if outer_updates(loop):
         return _reduction(loop, lanes, target, parallel)
@@ -77,39 +77,28 @@ def _nest(loop: For, lanes: int, target: Target, threads: bool, top: bool) -> li
     if column is not None:
         return _column_reduction(loop, column, lanes, target, parallel)
     bound = _vectorise(loop, lanes, vectors)
-    if parallel and (columns := _scatter_columns(chain, bound, target)) is not None:
-        return _scatter(chain, columns, lanes, target)
+    if parallel and (columns := _scatter_columns(nest, bound, target)) is not None:
+        return _scatter(nest, columns, lanes, target)
     if parallel:
-        best = _parallel_axis(chain, bound, target)
-        if best is None:
-            pass
-        elif best.axis.name in bound:
-            if best is not chain[0]:
-                parallel = False
-            else:
-                size = _chunk(best, lanes, target)
-                plan.append(Split(best.axis.name, size))
-                vectors = [_renamed(v, best.axis.name, f"{best.axis.name}_i") for v in vectors]
-                plan.append(Bind(f"{best.axis.name}_o", Kind("parallel")))
-        else:
-            if best is not chain[0]:
-                order = [best.axis.name, *(f.axis.name for f in chain if f is not best)]
-                plan.append(Reorder(tuple(order)))
-            plan.append(Bind(best.axis.name, Kind("parallel")))
+        best = _parallel_axis(nest, bound, target)
+        if best is not None and best.axis.name in bound:  # then it is the outermost: chunks over cores, lanes within
+            plan.append(Split(best.axis.name, _chunk(best, lanes, target)))
+            vectors = [_renamed(v, best.axis.name, f"{best.axis.name}_i") for v in vectors]
+            plan.append(Bind(f"{best.axis.name}_o", PARALLEL))
+        elif best is not None:
+            if best is not nest[0]:
+                plan.append(Reorder((best.axis.name, *(f.axis.name for f in nest if f is not best))))
+            plan.append(Bind(best.axis.name, PARALLEL))
     return [*plan, *vectors]
 
 
 def _renamed(step: Primitive, old: str, new: str) -> Primitive:
-    if isinstance(step, Bind) and step.axis == old:
-        return Bind(new, step.kind)
+    """``step`` for the axis ``new`` that a split has put in the place of ``old``."""
+    if isinstance(step, Block) and step.axis == old:
+        return Block(new, step.size)
+    if isinstance(step, Bind) and step.axis in (old, f"{old}_i"):
+        return Bind(new + step.axis[len(old) :], step.kind)
     return step
-
-
-def _chain(loop: For) -> list[For]:
-    found = [loop]
-    while len(found[-1].body) == 1 and isinstance(found[-1].body[0], For):
-        found.append(found[-1].body[0])
-    return found
 
 
 def _work(loop: For) -> int:
@@ -125,41 +114,41 @@ def _work(loop: For) -> int:
     return max(0, estimate(loop.axis.extent)) * inner
 
 
-def _parallel_axis(chain: list[For], bound: set[str], target: Target) -> For | None:
+def _parallel_axis(nest: list[For], bound: set[str], target: Target) -> For | None:
     """The loop to share among cores: the outermost with enough iterations; an inner one only of a reorderable map."""
-    first = chain[0]
-    is_map = not any(isinstance(s, Acc | Update | For) for s in chain[-1].body)
-    for loop in chain if is_map else chain[:1]:
-        if estimate(loop.axis.extent) >= 2 * target.cores and not conflict(loop, Kind("parallel")):
+    first = nest[0]
+    is_map = not any(isinstance(s, Acc | Update | For) for s in nest[-1].body)
+    for loop in nest if is_map else nest[:1]:
+        if estimate(loop.axis.extent) >= 2 * target.cores and not conflict(loop, PARALLEL):
             if loop.axis.name in bound and loop is not first:
                 continue
             return loop
-    if estimate(first.axis.extent) > 1 and not conflict(first, Kind("parallel")):
+    if estimate(first.axis.extent) > 1 and not conflict(first, PARALLEL):
         return first
     return None
 
 
-def _scatter_columns(chain: list[For], bound: set[str], target: Target) -> For | None:
+def _scatter_columns(nest: list[For], bound: set[str], target: Target) -> For | None:
     """The innermost loop, over lanes, of a nest whose outer iterations meet in memory (rows added at places that data tells)."""
-    inner = chain[-1]
-    if len(chain) < 2 or inner.axis.name not in bound or not conflict(chain[0], Kind("parallel")):
+    inner = nest[-1]
+    if len(nest) < 2 or inner.axis.name not in bound or not conflict(nest[0], PARALLEL):
         return None
-    if (constant(inner.axis.extent) or 0) < 2 * target.cores * TILE_MIN or conflict(inner, Kind("parallel")):
+    if (constant(inner.axis.extent) or 0) < 2 * target.cores * TILE_MIN or conflict(inner, PARALLEL):
         return None
     return inner
 
 
-def _scatter(chain: list[For], columns: For, lanes: int, target: Target) -> list[Primitive]:
+def _scatter(nest: list[For], columns: For, lanes: int, target: Target) -> list[Primitive]:
     """Columns shared among the cores, each of which takes all rows in order: no two cores meet, and the result is always
     the same."""
     name = columns.axis.name
     width = (constant(columns.axis.extent) or 0) // (2 * target.cores)
     size = max(lanes, width // lanes * lanes)
-    order = [f"{name}_o", *(f.axis.name for f in chain[:-1]), f"{name}_i"]
+    order = [f"{name}_o", *(f.axis.name for f in nest[:-1]), f"{name}_i"]
     return [
         Split(name, size),
         Reorder(tuple(order)),
-        Bind(f"{name}_o", Kind("parallel")),
+        Bind(f"{name}_o", PARALLEL),
         Bind(f"{name}_i", Kind("vector", lanes)),
     ]
 
@@ -277,7 +266,6 @@ def _reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Pr
     if reads_running(loop, outer_updates(loop)):
         return plan
     name = loop.axis.name
-    inner = loop
     if parallel:
         extent = estimate(loop.axis.extent)
         flat = not any(isinstance(s, For) for s in loop.body)
@@ -286,15 +274,8 @@ def _reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Pr
             plan.append(Partial(name, chunks, lanes))
             name = f"{name}_i"
     vectors: list[Primitive] = []
-    _vectorise(inner, lanes, vectors)
-    for step in vectors:
-        if isinstance(step, Block) and step.axis == loop.axis.name:
-            vectors[vectors.index(step)] = Block(name, step.size)
-        elif isinstance(step, Bind) and step.axis.startswith(loop.axis.name) and name != loop.axis.name:
-            suffix = step.axis[len(loop.axis.name) :]
-            if suffix in ("", "_i"):
-                vectors[vectors.index(step)] = Bind(name + suffix, step.kind)
-    return [*plan, *vectors]
+    _vectorise(loop, lanes, vectors)
+    return [*plan, *(_renamed(v, loop.axis.name, name) for v in vectors)]
 
 
 def _column(loop: For, lanes: int) -> For | None:
@@ -334,7 +315,7 @@ def _column_reduction(loop: For, inner: For, lanes: int, target: Target, paralle
     if columns > strip:
         plan.append(Split(name, strip))
         if parallel:
-            plan.append(Bind(f"{name}_o", Kind("parallel")))
+            plan.append(Bind(f"{name}_o", PARALLEL))
         name = f"{name}_i"
     block = CHAIN // 4 if estimate(inner.axis.extent) > CHAIN // 2 else 0
     return [*plan, Interchange(name, block, kind)]
@@ -343,11 +324,11 @@ def _column_reduction(loop: For, inner: For, lanes: int, target: Target, paralle
 # ---------------------------------------------------------------- transposes
 
 
-def _tile_axes(chain: list[For]) -> tuple[str, str] | None:
+def _tile_axes(nest: list[For]) -> tuple[str, str] | None:
     """(rows, columns) if a map's stores are contiguous along its last axis and some loads along another: both long enough."""
-    columns = chain[-1].axis
-    body = chain[-1].body
-    if not all(isinstance(s, Let | Store) for s in body) or len(chain) < 2:
+    columns = nest[-1].axis
+    body = nest[-1].body
+    if not all(isinstance(s, Let | Store) for s in body) or len(nest) < 2:
         return None
     if constant(columns.extent) is None or (constant(columns.extent) or 0) < TILE_MIN:
         return None
@@ -358,7 +339,7 @@ def _tile_axes(chain: list[For]) -> tuple[str, str] | None:
             continue
         if isinstance(access, Store):
             return None
-        for loop in chain[:-1]:
+        for loop in nest[:-1]:
             if constant(split(index, loop.axis)[0]) == 1 and columns not in index_atoms(split(index, columns)[1]):
                 if rows is not None and rows != loop.axis:
                     return None
@@ -368,8 +349,3 @@ def _tile_axes(chain: list[For]) -> tuple[str, str] | None:
     if any(isinstance(p, Op) and p.name.startswith("check") for s in body for e in exprs(s) for p in parts(e)):
         return None
     return rows.name, columns.name
-
-
-def describe(schedule: Sequence[Primitive]) -> str:
-    """The schedule on one line, for dumps and ``lowc explain``."""
-    return "; ".join(map(repr, schedule))

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from math import frexp
 
 from lowc.ir.index import Opaque, atoms
-from lowc.ir.nodes import Const, Expr, For, If, Launch, Let, Module, Op, Step, Stmt, Var
+from lowc.ir.nodes import Const, Expr, For, If, Kernel, Let, Module, Op, Stmt, Var
 from lowc.ir.walk import depth, exprs, indices, make_kernel, map_exprs, parts, rewrite, statements
 from lowc.options import Options
+from lowc.scheduler.nest import map_kernels
 from lowc.target import Target
 
 DEPTH = 10
@@ -22,16 +23,11 @@ DEPTH = 10
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with single-use lets written where they are used."""
-    steps: list[Step] = []
-    for step in module.steps:
-        if isinstance(step, Launch):
-            kernel = step.kernel
-            body = _block(kernel.body, _uses(kernel.body))
-            step = Launch(make_kernel(kernel.name, body, kernel.params), step.args, step.origin)
-        steps.append(step)
-    return Module(
-        module.level, module.symbols, module.inputs, module.temps, module.outputs, tuple(steps), module.placed, module.workspace
-    )
+    return map_kernels(module, _fold)
+
+
+def _fold(kernel: Kernel) -> Kernel:
+    return make_kernel(kernel.name, _block(kernel.body, _uses(kernel.body)), kernel.params)
 
 
 def _uses(body: Sequence[Stmt]) -> dict[str, int]:

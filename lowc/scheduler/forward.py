@@ -35,9 +35,11 @@ from lowc.ir.walk import (
     loads,
     make_kernel,
     map_exprs,
+    map_statements,
     names,
     parts,
     rewrite,
+    statements,
     stores,
     zero_outside,
 )
@@ -128,28 +130,21 @@ def _prune_step(step: Launch, alive: set[int]) -> Launch:
 
 def prune_body(body: Sequence[Stmt], alive: set[int]) -> tuple[Stmt, ...]:
     """``body`` without stores to global buffers whose ``id`` is not in ``alive``, and without what then serves nothing."""
-    new = _without_stores(body, alive)
+
+    def without_store(stmt: Stmt) -> tuple[Stmt, ...]:
+        if not isinstance(stmt, Store) or stmt.buffer.space != "global" or id(stmt.buffer) in alive:
+            return (stmt,)
+        if any(_has_check(e) for e in exprs(stmt)):
+            return (Let(Var(f"checked_{stmt.buffer.name}", stmt.value.dtype), stmt.value),)
+        return ()
+
+    new = map_statements(body, without_store)
     while True:
         needed = _needed_names(new)
-        smaller = _without_unused(new, needed)
-        if _count(smaller) == _count(new):
+        smaller = map_statements(new, lambda s: () if _is_unused(s, needed) else (s,))  # noqa: B023
+        if len(statements(smaller)) == len(statements(new)):
             return new
         new = smaller
-
-
-def _without_stores(body: Sequence[Stmt], alive: set[int]) -> tuple[Stmt, ...]:
-    out: list[Stmt] = []
-    for stmt in body:
-        if isinstance(stmt, Store) and stmt.buffer.space == "global" and id(stmt.buffer) not in alive:
-            if any(_has_check(e) for e in exprs(stmt)):
-                out.append(Let(Var(f"checked_{stmt.buffer.name}", stmt.value.dtype), stmt.value))
-            continue
-        if isinstance(stmt, For | If):
-            inner = _without_stores(stmt.body, alive)
-            if len(inner) != len(stmt.body) or any(a is not b for a, b in zip(inner, stmt.body, strict=True)):
-                stmt = For(stmt.axis, inner, stmt.kind) if isinstance(stmt, For) else If(stmt.cond, inner)
-        out.append(stmt)
-    return tuple(out)
 
 
 def _has_check(expr: Expr) -> bool:
@@ -157,42 +152,21 @@ def _has_check(expr: Expr) -> bool:
 
 
 def _needed_names(body: Sequence[Stmt]) -> set[str]:
-    found: set[str] = set()
-    pending: list[Stmt] = list(body)
-    while pending:
-        stmt = pending.pop()
-        if isinstance(stmt, For | If):
-            pending.extend(stmt.body)
-        for expr in exprs(stmt):
-            found.update(p.name for p in parts(expr) if isinstance(p, Var))
+    found = {
+        p.name for stmt in statements(body) for expr in exprs(stmt) for p in parts(expr) if isinstance(p, Var)
+    }
     for index in indices(body):
         found.update(a.name for a in atoms(index) if isinstance(a, Opaque))
     found.update(load.buffer.name for load in loads(body) if load.buffer.space != "global")
     return found
 
 
-def _without_unused(body: Sequence[Stmt], needed: set[str]) -> tuple[Stmt, ...]:
-    out: list[Stmt] = []
-    for stmt in body:
-        if isinstance(stmt, Let) and stmt.var.name not in needed and not _has_check(stmt.value):
-            continue
-        if isinstance(stmt, Acc) and not any(v.name in needed for v in stmt.vars):
-            continue
-        if isinstance(stmt, Update) and not any(v.name in needed for v in stmt.vars):
-            continue
-        if isinstance(stmt, Alloc) and stmt.buffer.name not in needed:
-            continue
-        if isinstance(stmt, Store) and stmt.buffer.space != "global" and stmt.buffer.name not in needed:
-            continue
-        if isinstance(stmt, For | If):
-            inner = _without_unused(stmt.body, needed)
-            if not inner:
-                continue
-            if len(inner) != len(stmt.body) or any(a is not b for a, b in zip(inner, stmt.body, strict=True)):
-                stmt = For(stmt.axis, inner, stmt.kind) if isinstance(stmt, For) else If(stmt.cond, inner)
-        out.append(stmt)
-    return tuple(out)
-
-
-def _count(body: Sequence[Stmt]) -> int:
-    return sum(1 + (_count(s.body) if isinstance(s, For | If) else 0) for s in body)
+def _is_unused(stmt: Stmt, needed: set[str]) -> bool:
+    """Whether nothing reads what ``stmt`` makes, or nothing is left in its body."""
+    if isinstance(stmt, Let):
+        return stmt.var.name not in needed and not _has_check(stmt.value)
+    if isinstance(stmt, Acc | Update):
+        return not any(v.name in needed for v in stmt.vars)
+    if isinstance(stmt, Alloc | Store):
+        return stmt.buffer.space != "global" and stmt.buffer.name not in needed
+    return isinstance(stmt, For | If) and not stmt.body

@@ -18,7 +18,7 @@ from lowc.ir.nodes import Buffer, Extern, For, Kernel, Launch, Let, Module, Stmt
 from lowc.ir.walk import Substitution, loads, names, statements, stores
 from lowc.options import Options
 from lowc.scheduler.merge import Cache, merge
-from lowc.scheduler.nest import estimate, numel, plain_axis, prune, step_reads, step_writes
+from lowc.scheduler.nest import chain, estimate, numel, plain_axis, prune, step_reads, step_writes
 from lowc.scheduler.rename import apart, fresh
 from lowc.target import Target
 
@@ -215,7 +215,7 @@ def _wide_enough(block: Sequence[Stmt], first: _Group, second: _Group) -> bool:
 def _variants(a: Sequence[Stmt], b: tuple[Stmt, ...]) -> list[tuple[Sequence[Stmt], tuple[Stmt, ...]]]:
     """Pairs of bodies to try: as they are; b's loops in a's order; one's outer loop split like the other's."""
     out: list[tuple[Sequence[Stmt], tuple[Stmt, ...]]] = [(a, b)]
-    chain_a, chain_b = _chain(a), _chain(b)
+    chain_a, chain_b = chain(a), chain(b)
     if not chain_a or not chain_b:
         return out
     if (permuted := _permuted(chain_a, a, chain_b, b)) is not None:
@@ -227,15 +227,6 @@ def _variants(a: Sequence[Stmt], b: tuple[Stmt, ...]) -> list[tuple[Sequence[Stm
         elif (count := _prefix(extents_b, extents_a[0])) > 1:
             out.append((_split(a, chain_a[0], extents_b[:count]), b))
     return out
-
-
-def _chain(body: Sequence[Stmt]) -> list[For]:
-    """The loops that enclose all of ``body``, outermost first."""
-    found: list[For] = []
-    while len(body) == 1 and isinstance(body[0], For):
-        found.append(body[0])
-        body = body[0].body
-    return found
 
 
 def _prefix(extents: Sequence[Index], product: Index) -> int:

@@ -20,12 +20,11 @@ from lowc.ir.nodes import (
     For,
     FromIndex,
     If,
-    Launch,
+    Kernel,
     Let,
     Load,
     Module,
     Op,
-    Step,
     Stmt,
     Store,
     Update,
@@ -34,25 +33,18 @@ from lowc.ir.nodes import (
 from lowc.ir.ops import CHECKS
 from lowc.ir.walk import children, make_kernel, map_exprs, names, parts, statements
 from lowc.options import Options
+from lowc.scheduler.nest import map_kernels
 from lowc.target import Target
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with invariant code moved out of loops."""
-    done: dict[int, Launch] = {}
-    steps: list[Step] = []
-    for step in module.steps:
-        if isinstance(step, Launch):
-            kernel = step.kernel
-            if id(kernel) not in done:
-                body = _Hoister(names(kernel.body) | {p.name for p in kernel.params}).block(kernel.body)
-                done[id(kernel)] = Launch(make_kernel(kernel.name, body, kernel.params), step.args)
-            steps.append(Launch(done[id(kernel)].kernel, step.args, step.origin))
-        else:
-            steps.append(step)
-    return Module(
-        module.level, module.symbols, module.inputs, module.temps, module.outputs, tuple(steps), module.placed, module.workspace
-    )
+    return map_kernels(module, _hoist)
+
+
+def _hoist(kernel: Kernel) -> Kernel:
+    body = _Hoister(names(kernel.body) | {p.name for p in kernel.params}).block(kernel.body)
+    return make_kernel(kernel.name, body, kernel.params)
 
 
 class _Hoister:

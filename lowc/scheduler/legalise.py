@@ -26,12 +26,10 @@ from lowc.ir.nodes import (
     For,
     If,
     Kernel,
-    Launch,
     Let,
     Load,
     Module,
     Op,
-    Step,
     Stmt,
     Store,
     Update,
@@ -43,6 +41,7 @@ from lowc.ir.walk import names
 from lowc.options import Options
 from lowc.scheduler import maths, maths_narrow
 from lowc.scheduler.maths_emit import Emit
+from lowc.scheduler.nest import map_kernels
 from lowc.target import Target
 
 # ops whose result on narrow floats needs no rounding: it is of the narrow type by itself
@@ -56,25 +55,7 @@ INEXACT = (None, False)
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` @BUFFERED as @MACHINE.  Raises CodegenError for an atomic update of a narrow float."""
-    done: dict[int, Kernel] = {}
-    steps: list[Step] = []
-    for step in module.steps:
-        if isinstance(step, Launch):
-            kernel = done.get(id(step.kernel))
-            if kernel is None:
-                kernel = done[id(step.kernel)] = legalise_kernel(step.kernel, target)
-            step = Launch(kernel, step.args, step.origin)
-        steps.append(step)
-    return Module(
-        "MACHINE",
-        module.symbols,
-        module.inputs,
-        module.temps,
-        module.outputs,
-        tuple(steps),
-        module.placed,
-        module.workspace,
-    )
+    return map_kernels(module, lambda kernel: legalise_kernel(kernel, target), "MACHINE")
 
 
 def legalise_kernel(kernel: Kernel, target: Target) -> Kernel:

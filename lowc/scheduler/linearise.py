@@ -8,21 +8,17 @@ Two loops, one directly inside the other, collapse if in every address, mask and
 from collections.abc import Sequence
 
 from lowc.ir.index import ONE, Atom, Axis, FloorDiv, Index, Mod, atoms, constant, ix, substitute
-from lowc.ir.nodes import Alloc, Buffer, For, If, Kernel, Launch, Module, Stmt
+from lowc.ir.nodes import Alloc, Buffer, For, If, Kernel, Module, Stmt
 from lowc.ir.walk import Substitution, indices, make_kernel, map_statements
 from lowc.options import Options
+from lowc.scheduler.nest import map_kernels
 from lowc.target import Target
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with every kernel in linear addresses; kernels now have params of their own, launches keep the module's
     buffers."""
-    steps = [
-        Launch(_linear(s.kernel), s.args, s.origin) if isinstance(s, Launch) else s for s in module.steps
-    ]
-    return Module(
-        "SCHEDULED", module.symbols, module.inputs, module.temps, module.outputs, tuple(steps), module.placed, module.workspace
-    )
+    return map_kernels(module, _linear, "SCHEDULED")
 
 
 def _linear(kernel: Kernel) -> Kernel:

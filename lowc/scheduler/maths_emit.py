@@ -62,9 +62,6 @@ class Emit:
         """A constant of the dtype of ``like``."""
         return constant(value, like.dtype)
 
-    def int_of(self, value: int) -> Expr:
-        return Const(value, i32)
-
     # ------------------------------------------------------------ arithmetic
 
     def add(self, a: Expr, b: Operand) -> Expr:

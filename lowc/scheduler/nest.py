@@ -1,7 +1,7 @@
 """Facts about loop nests that several passes ask for: maps, work, sizes.  LOOPS level."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 from lowc.ir.index import Axis, Index, Symbol, constant, evaluate, ix
@@ -19,6 +19,7 @@ from lowc.ir.nodes import (
     Load,
     Module,
     Op,
+    Step,
     Stmt,
     Store,
     Var,
@@ -42,9 +43,8 @@ class MapNest:
 
 def as_map(kernel: Kernel) -> MapNest | None:
     """``kernel`` as a MapNest, or None if it is anything else."""
-    body: Sequence[Stmt] = kernel.body
-    while len(body) == 1 and isinstance(body[0], For):
-        body = body[0].body
+    loops = chain(kernel.body)
+    body = loops[-1].body if loops else kernel.body
     last = body[-1] if body else None
     if not isinstance(last, Store) or last.mask is not None or last.reducer:
         return None
@@ -203,9 +203,34 @@ def prune(module: Module, steps: Sequence[Launch | Extern]) -> Module:
         if isinstance(step, Launch):
             alive.update(id(b) for b in step.args)
     temps = tuple([t for t in module.temps if id(t) in alive])
-    return Module(
-        module.level, module.symbols, module.inputs, temps, module.outputs, tuple(steps), module.placed, module.workspace
-    )
+    return replace(module, temps=temps, steps=tuple(steps))
+
+
+def map_kernels(module: Module, each: Callable[[Kernel], Kernel], level: str = "") -> Module:
+    """``module`` with ``each`` applied to its kernels, once to one that several launches share; ``level`` if that changes.
+
+    ``each`` keeps the params, in number and order, since the launches keep their arguments.
+    """
+    done: dict[int, Kernel] = {}
+    steps: list[Step] = []
+    for step in module.steps:
+        if isinstance(step, Launch):
+            kernel = done.get(id(step.kernel))
+            if kernel is None:
+                kernel = done[id(step.kernel)] = each(step.kernel)
+            if kernel is not step.kernel:
+                step = Launch(kernel, step.args, step.origin)
+        steps.append(step)
+    return replace(module, level=level or module.level, steps=tuple(steps))
+
+
+def chain(body: Sequence[Stmt]) -> list[For]:
+    """The loops that enclose all of ``body``, outermost first."""
+    found: list[For] = []
+    while len(body) == 1 and isinstance(body[0], For):
+        found.append(body[0])
+        body = body[0].body
+    return found
 
 
 def touched(body: Sequence[Stmt]) -> list[Load | Store]:

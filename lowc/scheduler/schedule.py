@@ -4,28 +4,17 @@ A primitive that turns out not to be legal is left out (the kernel then runs wit
 """
 
 from lowc.errors import ScheduleError
-from lowc.ir.nodes import Kernel, Launch, Module, Step
+from lowc.ir.nodes import Kernel, Module
 from lowc.options import Options
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
+from lowc.scheduler.nest import map_kernels
 from lowc.target import Target
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with loops bound to cores and lanes."""
-    done: dict[int, Kernel] = {}
-    steps: list[Step] = []
-    for step in module.steps:
-        if isinstance(step, Launch):
-            kernel = done.get(id(step.kernel))
-            if kernel is None:
-                kernel = done[id(step.kernel)] = scheduled(step.kernel, choose(step.kernel, target, options.threads))
-            steps.append(Launch(kernel, step.args, step.origin))
-        else:
-            steps.append(step)
-    return Module(
-        module.level, module.symbols, module.inputs, module.temps, module.outputs, tuple(steps), module.placed, module.workspace
-    )
+    return map_kernels(module, lambda kernel: scheduled(kernel, choose(kernel, target, options.threads)))
 
 
 def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:

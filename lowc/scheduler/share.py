@@ -19,12 +19,11 @@ from lowc.ir.nodes import (
     For,
     FromIndex,
     If,
-    Launch,
+    Kernel,
     Let,
     Load,
     Module,
     Op,
-    Step,
     Stmt,
     Store,
     Var,
@@ -32,7 +31,7 @@ from lowc.ir.nodes import (
 from lowc.ir.ops import CHECKS
 from lowc.ir.walk import children, exprs, free_atoms, make_kernel, map_exprs, names, parts, stores
 from lowc.options import Options
-from lowc.scheduler.nest import weight
+from lowc.scheduler.nest import map_kernels, weight
 from lowc.scheduler.rename import fresh
 from lowc.target import Target
 
@@ -42,19 +41,13 @@ BOUND = Axis("·", ONE)  # stands for the axis of either loop in keys
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with costly expressions shared between neighbouring loops."""
-    steps: list[Step] = []
-    for step in module.steps:
-        if isinstance(step, Launch):
-            kernel = step.kernel
-            taken = names(kernel.body) | {p.name for p in kernel.params}
-            sharer = _Sharer(taken, target.l2 // 4)
-            body = sharer.block(kernel.body, top=True)
-            if sharer.shared:
-                step = Launch(make_kernel(kernel.name, body, kernel.params), step.args, step.origin)
-        steps.append(step)
-    return Module(
-        module.level, module.symbols, module.inputs, module.temps, module.outputs, tuple(steps), module.placed, module.workspace
-    )
+    return map_kernels(module, lambda kernel: _share(kernel, target.l2 // 4))
+
+
+def _share(kernel: Kernel, room: int) -> Kernel:
+    sharer = _Sharer(names(kernel.body) | {p.name for p in kernel.params}, room)
+    body = sharer.block(kernel.body, top=True)
+    return make_kernel(kernel.name, body, kernel.params) if sharer.shared else kernel
 
 
 class _Sharer:

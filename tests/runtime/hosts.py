@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lowc.artifact import Artifact, Native
+from lowc.artifact import Artifact, Native, runs
 from lowc.ir import types
 from lowc.ir.index import Index, IndexLike, Symbol, evaluate, ix
 from lowc.ir.nodes import Buffer, Extern, Kernel, Launch, Load, Module, Store, View
@@ -53,16 +53,9 @@ def artifact(module: Module) -> Artifact:
     ]
     slots += (["workspace"] if placed else []) + [s.name for s in module.symbols]
     program: list[Native | Extern] = []
-    run: list[int] = []
-    for number, step in enumerate((*module.steps, None)):
-        if isinstance(step, Launch):
-            run.append(number)
-            continue
-        if run:
-            program.append(Native(f"f{sum(isinstance(s, Native) for s in program)}", tuple(run)))
-            run = []
-        if step is not None:
-            program.append(step)
+    for run in runs(module):
+        native = sum(isinstance(s, Native) for s in program)
+        program.append(run if isinstance(run, Extern) else Native(f"f{native}", run))
     return Artifact("test", b"", tuple(slots), tuple(program), module)
 
 

@@ -2,7 +2,7 @@
 consecutive launches.
 """
 
-from lowc.artifact import Artifact, Native
+from lowc.artifact import Artifact, Native, runs
 from lowc.backends.llvm import toolchain
 from lowc.backends.llvm.builder import Builder, ModuleText
 from lowc.backends.x86.emit import emit_kernel
@@ -31,25 +31,26 @@ def emit_module(module: Module, target: Target, threads: bool) -> tuple[str, tup
     text = ModuleText()
     done: set[int] = set()
     program: list[Native | Extern] = []
-    run: list[int] = []
-    for number, step in enumerate((*module.steps, None)):
-        if isinstance(step, Launch):
-            if id(step.kernel) not in done:
-                done.add(id(step.kernel))
-                try:
-                    emit_kernel(text, step.kernel, target.ops, threads)
-                except CodegenError as error:
-                    error.origin = step.origin
-                    error.message = f"{error.message}\n  in kernel {step.kernel.name}"
-                    raise
-            run.append(number)
+    for run in runs(module):
+        if isinstance(run, Extern):
+            program.append(run)
             continue
-        if run:
-            program.append(_run(text, module, tuple(run)))
-            run = []
-        if step is not None:
-            program.append(step)
+        for number in run:
+            step = module.steps[number]
+            if isinstance(step, Launch) and id(step.kernel) not in done:
+                done.add(id(step.kernel))
+                _emit(text, step, target, threads)
+        program.append(_run(text, module, run))
     return text.text(), tuple(program)
+
+
+def _emit(text: ModuleText, step: Launch, target: Target, threads: bool) -> None:
+    try:
+        emit_kernel(text, step.kernel, target.ops, threads)
+    except CodegenError as error:
+        error.origin = step.origin
+        error.message = f"{error.message}\n  in kernel {step.kernel.name}"
+        raise
 
 
 def _run(text: ModuleText, module: Module, launches: tuple[int, ...]) -> Native:
