@@ -1,7 +1,9 @@
 """What compilation yields: code bytes and the host program, all plain data (it can be written to disk and read back)."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from lowc.ir.index import Index
 from lowc.ir.nodes import Extern, Module
 
 
@@ -29,14 +31,28 @@ def runs(module: Module) -> list[tuple[int, ...] | Extern]:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """How a GPU kernel is launched.  ``symbol``: its name in the PTX.  ``grid``: blocks, over the kernel's sizes.  ``threads``: of a
+    block, (x, y).  ``shared``: bytes of dynamic shared memory.  ``aligned``: positions of params that must be 16-byte aligned."""
+
+    symbol: str
+    grid: Index
+    threads: tuple[int, int]
+    shared: int
+    aligned: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Artifact:
     """``code``: the object file.  ``slots``: what each 8-byte slot of the array passed to native calls holds, in order: the
     name of a module buffer that is an input or a non-placed temp (its address), "workspace" (its address), or the name of a
     symbol (its value). Placed temps have no slot: their address is workspace + offset, computed by the native code.
-    ``program``: the steps of one call."""
+    ``program``: the steps of one call.  ``entries``: by kernel name, on a GPU (whose launches read pointers from the slots and from the
+    workspace's; ``Native.symbol`` then names a launch table that the runtime makes)."""
 
     target: str
     code: bytes
     slots: tuple[str, ...]
     program: tuple[Native | Extern, ...]
     module: Module
+    entries: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
