@@ -32,8 +32,11 @@ def runs(module: Module) -> list[tuple[int, ...] | Extern]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a GPU kernel is launched.  ``symbol``: its name in the PTX.  ``grid``: blocks, over the kernel's sizes.  ``threads``: of a
-    block, (x, y).  ``shared``: bytes of dynamic shared memory.  ``aligned``: positions of params that must be 16-byte aligned."""
+    """How a GPU kernel is launched.
+
+    ``symbol``: its name in the PTX.  ``grid``: blocks, over the kernel's sizes.  ``threads``: of a block, (x, y).  ``shared``: bytes
+    of dynamic shared memory.  ``aligned``: positions of params that must be 16-byte aligned.
+    """
 
     symbol: str
     grid: Index
@@ -47,8 +50,8 @@ class Artifact:
     """``code``: the object file.  ``slots``: what each 8-byte slot of the array passed to native calls holds, in order: the
     name of a module buffer that is an input or a non-placed temp (its address), "workspace" (its address), or the name of a
     symbol (its value). Placed temps have no slot: their address is workspace + offset, computed by the native code.
-    ``program``: the steps of one call.  ``entries``: by kernel name, on a GPU (whose launches read pointers from the slots and from the
-    workspace's; ``Native.symbol`` then names a launch table that the runtime makes)."""
+    ``program``: the steps of one call.  ``entries``: by kernel name, on a GPU, where ``Native.symbol`` names a launch table
+    that the runtime makes."""
 
     target: str
     code: bytes
