@@ -4,8 +4,8 @@ Before:  for k in K { s add= exp(x[i, k] - m) }              after:   alloc e: f
          for j in K { out[i, j] = exp(x[i, j] - m) * r }              for k in K { v = exp(x[i, k] - m); e[k] = v; s add= v }
                                                                       for j in K { out[i, j] = e[j] * r }
 
-Only expressions of unmasked loads from buffers that nothing writes from the first of the loops on, in loops without inner
-loops, of a static extent that fits into a quarter of a core's L2.
+Only expressions of unmasked loads from buffers that nothing writes, and of accumulators that nothing updates, from the first of
+the loops on, in loops without inner loops, of a static extent that fits into a quarter of a core's L2.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,11 @@ from lowc.ir.nodes import (
     Op,
     Stmt,
     Store,
+    Update,
     Var,
 )
 from lowc.ir.ops import CHECKS
-from lowc.ir.walk import children, exprs, free_atoms, make_kernel, map_exprs, names, parts, stores
+from lowc.ir.walk import children, exprs, free_atoms, make_kernel, map_exprs, names, parts, statements, stores
 from lowc.options import Options
 from lowc.scheduler.nest import map_kernels, weight
 from lowc.scheduler.rename import fresh
@@ -51,10 +52,13 @@ def _share(kernel: Kernel, room: int) -> Kernel:
 
 
 class _Sharer:
-    """``room``: bytes of scratch left for this kernel; ``written``: buffers that the loops looked at, or those behind, write."""
+    """``room``: bytes of scratch left for this kernel; ``written`` and ``updated``: the buffers and accumulators that the loops
+    looked at, or statements behind them, change.
+    """
 
     def __init__(self, taken: set[str], room: int) -> None:
         self.written: set[int] = set()
+        self.updated: set[str] = set()
         self.taken = taken
         self.room = room
         self.shared = 0
@@ -84,6 +88,7 @@ class _Sharer:
         """Shares what ``loop``, at ``position`` of ``block``, computes with later loops; the number of statements added
         before it."""
         self.written = {id(s.buffer) for s in stores(block[position:])}
+        self.updated = {v.name for s in statements(block[position:]) if isinstance(s, Update) for v in s.vars}
         later = [
             n
             for n in range(position + 1, len(block))
@@ -130,6 +135,8 @@ class _Sharer:
             if isinstance(part, Load) and (part.mask is not None or id(part.buffer) in self.written):
                 return False
             if isinstance(part, Op) and part.name in CHECKS:
+                return False
+            if isinstance(part, Var) and part.name in self.updated:
                 return False
         for atom in free_atoms(expr):
             depends = depends or atom == axis

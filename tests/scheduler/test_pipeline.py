@@ -1,13 +1,15 @@
 """The pass table: its order, its levels, its switches."""
 
+import numpy as np
 import pytest
 
 from lowc.errors import OptionError, ScheduleError
+from lowc.ir.interp import run_module
 from lowc.ir.nodes import LEVELS, Kind
 from lowc.ir.parser import parse_kernel, parse_module
 from lowc.ir.printer import print_kernel
 from lowc.options import Options
-from lowc.scheduler import pipeline
+from lowc.scheduler import pipeline, share
 from lowc.scheduler.apply import Bind, Block, Interchange, Partial, Reorder, Split, apply
 from lowc.target import Target
 
@@ -121,3 +123,34 @@ def test_dumps_of_one_kernel_only() -> None:
     assert pipeline.listing(module, Options(only="doub")).startswith("kernel double(")
     assert pipeline.listing(module, Options(only="other")) == ""
     assert pipeline.listing(module, Options()).lstrip().startswith("module @LOOPS")
+
+
+RUNNING = """
+module @LOOPS() {
+  input x: f32[4, 32]
+  temp y: f32[4, 32]
+  temp z: f32[4, 32]
+  launch shifted(x, y, z)
+  return y, z
+}
+
+kernel shifted(x: f32[4, 32], y: f32[4, 32], z: f32[4, 32]) {
+  for i in 4 {
+    acc s: f32 = add
+    for j in 32 {
+      s add= x[i, j]
+      y[i, j] = exp(x[i, j] - s)
+    }
+    for k in 32 {
+      z[i, k] = exp(x[i, k] - s)
+    }
+  }
+}
+"""
+
+
+def test_what_hangs_on_a_running_sum_is_not_shared_with_what_hangs_on_the_total() -> None:
+    module = parse_module(RUNNING)
+    rows = np.random.default_rng(0).random((4, 32), dtype=np.float32)
+    shared = share.run(module, TARGET, Options())
+    assert [a.tolist() for a in run_module(shared, [rows])] == [a.tolist() for a in run_module(module, [rows])]
