@@ -115,7 +115,10 @@ def _for(s: State, stmt: For) -> None:
         s.fail(f"a {kind.name} loop at LOOPS, where all loops are serial")
     if kind.width < KINDS[kind.name] or kind.interleave < 1:
         s.fail(f"a {kind.name} loop needs a width and an interleave of at least 1")
-    if kind.key and kind.name != "instr" or kind.name == "instr" and not kind.key:
+    if kind.name == "thread":
+        if kind.key not in ("", "y"):
+            s.fail(f"a thread loop is of dimension x (unnamed) or y, not {kind.key}")
+    elif bool(kind.key) != (kind.name == "instr"):
         s.fail("instr loops, and only they, name an instruction")
     check_index(s, axis.extent)
     s.undo.append([])

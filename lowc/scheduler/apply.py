@@ -120,21 +120,21 @@ def apply(kernel: Kernel, schedule: Schedule) -> Kernel:
 
 def _apply(body: tuple[Stmt, ...], step: Primitive) -> tuple[Stmt, ...]:
     if isinstance(step, Split):
-        return _at(body, step.axis, lambda loop: _split(loop, step.size, names(body)))
+        return at_loop(body, step.axis, lambda loop: _split(loop, step.size, names(body)))
     if isinstance(step, Reorder):
-        return _at(body, _outermost(body, step.axes), lambda loop: _reorder(loop, step.axes))
+        return at_loop(body, _outermost(body, step.axes), lambda loop: _reorder(loop, step.axes))
     if isinstance(step, Block):
-        return _at(body, step.axis, lambda loop: _block(loop, step.size, names(body)))
+        return at_loop(body, step.axis, lambda loop: _block(loop, step.size, names(body)))
     if isinstance(step, Partial):
         return _partial(body, step)
     if isinstance(step, Interchange):
-        return _at(body, step.axis, lambda loop: _interchange(loop, step, names(body)))
+        return at_loop(body, step.axis, lambda loop: _interchange(loop, step, names(body)))
     if isinstance(step, Tile):
-        return _at(body, step.rows, lambda loop: _tile(loop, step, names(body)))
-    return _at(body, step.axis, lambda loop: (bind(loop, step.kind),))
+        return at_loop(body, step.rows, lambda loop: _tile(loop, step, names(body)))
+    return at_loop(body, step.axis, lambda loop: (bind(loop, step.kind),))
 
 
-def _at(body: Sequence[Stmt], axis: str, change: Callable[[For], Sequence[Stmt]]) -> tuple[Stmt, ...]:
+def at_loop(body: Sequence[Stmt], axis: str, change: Callable[[For], Sequence[Stmt]]) -> tuple[Stmt, ...]:
     """``body`` with the loop over ``axis`` replaced."""
     out, found = _replace(body, axis, change)
     if not found:
@@ -379,7 +379,7 @@ def _tile(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
     staged: dict[int, tuple[Buffer, Load]] = {}
     body = place.body(columns.body)
     for part in {id(p): p for s in statements(body) for e in exprs(s) for p in parts(e)}.values():
-        if isinstance(part, Load) and part.mask is None and _transposed(part, row, column):
+        if isinstance(part, Load) and part.mask is None and transposed(part, row, column):
             known = next((b for b, x in staged.values() if x.buffer is part.buffer and x.index == part.index), None)
             buffer = known or Buffer(fresh(f"{part.buffer.name}_tile", taken), part.dtype, (ix(size * size),), (ix(1),), "local")
             staged[id(part)] = (buffer, part)
@@ -403,7 +403,7 @@ def _tile(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
     return tuple(out)
 
 
-def _transposed(load: Load, row: Axis, column: Axis) -> bool:
+def transposed(load: Load, row: Axis, column: Axis) -> bool:
     """Whether ``load`` is contiguous along ``row`` and strided along ``column``."""
     along, rest = split(load.index[0], row)
     across, rest = split(rest, column)

@@ -54,9 +54,10 @@ def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with kernels joined; repeated until nothing joins, since a join can make another possible."""
     groups = [_group(step) for step in module.steps]
     cache: Cache = {}
+    few = max(FEW, 2 * target.cores) if target.kind == "nvptx" else FEW
     for _ in range(3):
         before = len(groups)
-        groups = _sweep(groups, cache)
+        groups = _sweep(groups, cache, few)
         if len(groups) == before:
             break
     return prune(module, [_finished(g) for g in groups])
@@ -85,7 +86,7 @@ def _work(body: Sequence[Stmt]) -> int:
     return max((max(1, estimate(s.axis.extent)) * _work(s.body) for s in body if isinstance(s, For)), default=1)
 
 
-def _sweep(groups: list[_Group], cache: Cache) -> list[_Group]:
+def _sweep(groups: list[_Group], cache: Cache, few: int) -> list[_Group]:
     """One pass over the kernels in order, each joining a kernel before it if it can."""
     done: list[_Group | None] = []
     writers: dict[int, list[int]] = {}
@@ -98,7 +99,7 @@ def _sweep(groups: list[_Group], cache: Cache) -> list[_Group]:
                 other = done[candidate]
                 assert other is not None
                 spot = _spot(other, group, candidate, len(done), writers, readers)
-                if spot is None or (joined := _join(other, group, cache)) is None:
+                if spot is None or (joined := _join(other, group, cache, few)) is None:
                     continue
                 done[candidate] = None
                 place, group = spot, joined
@@ -157,7 +158,7 @@ def _spot(
 # ---------------------------------------------------------------- joining two kernels
 
 
-def _join(first: _Group, second: _Group, cache: Cache) -> _Group | None:
+def _join(first: _Group, second: _Group, cache: Cache, few: int) -> _Group | None:
     """One kernel for both, or None if no outer loop joins or it would not pay."""
     if first.size + second.size > MAX_STATEMENTS:
         return None
@@ -167,7 +168,7 @@ def _join(first: _Group, second: _Group, cache: Cache) -> _Group | None:
     mine = apart(second.body, set(first.names) | {p.name for p in first.params})
     for head, body in _variants(first.body, mine):
         block, joined = merge(head, body, cache)
-        if (joined or _is_epilogue(second, first)) and _wide_enough(block, first, second):
+        if (joined or _is_epilogue(second, first)) and _wide_enough(block, first, second, few):
             return _Group(
                 first.step,
                 first.reads | second.reads,
@@ -195,7 +196,7 @@ def _name(a: str, b: str) -> str:
     return a if head == b else f"{head}__{b.split('__')[-1]}"
 
 
-def _wide_enough(block: Sequence[Stmt], first: _Group, second: _Group) -> bool:
+def _wide_enough(block: Sequence[Stmt], first: _Group, second: _Group, few: int) -> bool:
     """Whether enough iterations are left outside for the cores, or the kernel is small, or its loops joined all the way down."""
     if max(first.work, second.work) < MUCH:
         return True
@@ -207,7 +208,7 @@ def _wide_enough(block: Sequence[Stmt], first: _Group, second: _Group) -> bool:
                 outer *= max(1, estimate(body[0].axis.extent))
                 body = body[0].body
             inner_loops = sum(isinstance(s, For) for s in body)
-            if outer < FEW and inner_loops > 1:
+            if outer < few and inner_loops > 1:
                 return False
     return True
 

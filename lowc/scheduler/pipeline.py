@@ -28,13 +28,17 @@ from lowc.scheduler import (
     recompute,
     schedule,
     share,
+    split,
 )
 from lowc.target import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """``takes`` and ``gives`` are levels; a pass that is not ``required`` can be switched off (``LOWC_OFF``)."""
+    """``takes`` and ``gives`` are levels; a pass that is not ``required`` can be switched off (``LOWC_OFF``).
+
+    ``only``: the kind of target that it is for.
+    """
 
     name: str
     run: Callable[[Module, Target, Options], Module]
@@ -42,6 +46,7 @@ class Pass:
     gives: str
     required: bool
     why: str
+    only: str = ""
 
 
 PASSES: tuple[Pass, ...] = (
@@ -54,6 +59,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("share", share.run, "LOOPS", "LOOPS", False, "a costly value that two loops use is kept in cache"),
     Pass("localise", localise.run, "LOOPS", "LOOPS", False, "a row that one iteration makes and uses stays in cache"),
     Pass("linearise", linearise.run, "LOOPS", "SCHEDULED", True, "with addresses as numbers, strides can be seen"),
+    Pass("split", split.run, "SCHEDULED", "SCHEDULED", True, "blocks cannot wait for one another", "nvptx"),
     Pass("schedule", schedule.run, "SCHEDULED", "SCHEDULED", False, "loops bound to cores and lanes, reductions in blocks"),
     Pass("hoist", hoist.run, "SCHEDULED", "SCHEDULED", False, "inlining repeats work that does not change in a loop"),
     Pass("memory", memory.run, "SCHEDULED", "BUFFERED", True, "temps share one workspace, equal kernels are compiled once"),
@@ -70,6 +76,8 @@ ORDER: tuple[tuple[str, str, str], ...] = (
     ("fold", "share", "folded expressions can be compared"),
     ("forward", "fold", "forwarding names every stored value; most names are then used once"),
     ("localise", "linearise", "dimensions must still be visible to tell which belong to the outer loops"),
+    ("linearise", "split", "loops that walk as one are one: long reductions go in even chunks"),
+    ("split", "schedule", "what is a launch must be known before its axes are bound to a grid"),
     ("linearise", "schedule", "strides decide the order and the lanes"),
     ("schedule", "hoist", "splitting makes loops that invariants can leave"),
     ("hoist", "legalise", "expanded maths is many statements to move instead of one"),
@@ -96,7 +104,7 @@ def run(module: Module, target: Target, options: Options, trace: Trace | None = 
     if unknown := off - set(optional):
         raise OptionError(f"cannot switch off {', '.join(sorted(unknown))}", hint="passes are " + ", ".join(optional))
     for each in PASSES:
-        if each.name not in off:
+        if each.name not in off and each.only in ("", target.kind):
             module = apply(each, module, target, options, trace)
     return module
 

@@ -1,11 +1,13 @@
 """schedule: SCHEDULED → SCHEDULED.  ``choose`` makes a Schedule for each kernel, ``apply`` carries it out.
 
-A primitive that turns out not to be legal is left out (the kernel then runs with fewer lanes or cores, not wrong).
+On a CPU a primitive that turns out not to be legal is left out (the kernel then runs with fewer lanes or cores, not wrong).  On
+a GPU primitives build on one another: if one is not legal, the kernel gets a simpler schedule.
 """
 
 from lowc.errors import ScheduleError
 from lowc.ir.nodes import Kernel, Module
 from lowc.options import Options
+from lowc.scheduler import apply_simt, choose_simt
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
 from lowc.scheduler.nest import map_kernels
@@ -13,7 +15,9 @@ from lowc.target import Target
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
-    """``module`` with loops bound to cores and lanes."""
+    """``module`` with loops bound to cores and lanes, or to blocks and threads."""
+    if target.kind == "nvptx":
+        return map_kernels(module, lambda kernel: _simt(kernel, target))
     return map_kernels(module, lambda kernel: scheduled(kernel, choose(kernel, target, options.threads)))
 
 
@@ -25,3 +29,16 @@ def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:
         except ScheduleError:
             continue
     return kernel
+
+
+def _simt(kernel: Kernel, target: Target) -> Kernel:
+    """``kernel`` by the first of its possible schedules that is legal throughout."""
+    for schedule in choose_simt.choices(kernel, target):
+        new = kernel
+        try:
+            for primitive in schedule:
+                new = apply_simt.apply(new, primitive)
+        except ScheduleError:
+            continue
+        return new
+    raise ScheduleError(f"no schedule for {kernel.name}")

@@ -10,7 +10,7 @@ the loops on, in loops without inner loops, of a static extent that fits into a 
 
 from collections.abc import Sequence
 
-from lowc.ir.index import ONE, Axis, Index, Opaque, constant, ix, substitute
+from lowc.ir.index import ONE, Axis, Index, Opaque, constant, ix, split, substitute
 from lowc.ir.nodes import (
     Alloc,
     Buffer,
@@ -32,31 +32,37 @@ from lowc.ir.nodes import (
 from lowc.ir.ops import CHECKS
 from lowc.ir.walk import children, exprs, free_atoms, make_kernel, map_exprs, names, parts, statements, stores
 from lowc.options import Options
-from lowc.scheduler.nest import map_kernels, weight
+from lowc.scheduler.linearise import address
+from lowc.scheduler.nest import estimate, map_kernels, weight
 from lowc.scheduler.rename import fresh
 from lowc.target import Target
 
+REGISTERS = 128 << 10  # bytes of a block that threads hold in registers from one loop to the next
+ROW_LEAST = 32  # elements of a row that is shared among threads at all
 COSTLY = 10  # weight from which a store and a load from cache cost less
 BOUND = Axis("·", ONE)  # stands for the axis of either loop in keys
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with costly expressions shared between neighbouring loops."""
-    return map_kernels(module, lambda kernel: _share(kernel, target.l2 // 4))
+    if target.kind == "nvptx":
+        return map_kernels(module, lambda kernel: _share(kernel, REGISTERS, True))
+    return map_kernels(module, lambda kernel: _share(kernel, target.l2 // 4, False))
 
 
-def _share(kernel: Kernel, room: int) -> Kernel:
-    sharer = _Sharer(names(kernel.body) | {p.name for p in kernel.params}, room)
+def _share(kernel: Kernel, room: int, loads_too: bool) -> Kernel:
+    sharer = _Sharer(names(kernel.body) | {p.name for p in kernel.params}, room, loads_too)
     body = sharer.block(kernel.body, top=True)
     return make_kernel(kernel.name, body, kernel.params) if sharer.shared else kernel
 
 
 class _Sharer:
     """``room``: bytes of scratch left for this kernel; ``written`` and ``updated``: the buffers and accumulators that the loops
-    looked at, or statements behind them, change.
+    looked at, or statements behind them, change; ``loads_too``: a load alone is worth sharing, whatever is computed from it.
     """
 
-    def __init__(self, taken: set[str], room: int) -> None:
+    def __init__(self, taken: set[str], room: int, loads_too: bool) -> None:
+        self.loads_too = loads_too
         self.written: set[int] = set()
         self.updated: set[str] = set()
         self.taken = taken
@@ -111,7 +117,8 @@ class _Sharer:
             block.insert(position + added, Alloc(row))
             added += 1
             self.shared += 1
-            break
+            if not self.loads_too:  # what else was found may have been part of that
+                break
         return added
 
     def costly(self, loop: For) -> dict[object, Expr]:
@@ -124,10 +131,17 @@ class _Sharer:
         return found
 
     def search(self, expr: Expr, axis: Axis, inside: set[str], found: dict[object, Expr]) -> None:
-        if isinstance(expr, Op) and expr.dtype.kind == "f" and weight(expr) >= COSTLY and self.sharable(expr, axis, inside):
+        if self.worth(expr, axis) and self.sharable(expr, axis, inside):
             found.setdefault(_key(expr, axis), expr)
         for child in children(expr):
             self.search(child, axis, inside, found)
+
+    def worth(self, expr: Expr, axis: Axis) -> bool:
+        if self.loads_too:
+            if not isinstance(expr, Load) or expr.buffer.space != "global" or estimate(axis.extent) < ROW_LEAST:
+                return False
+            return constant(split(address(expr.buffer, expr.index), axis)[0]) == 1
+        return isinstance(expr, Op) and expr.dtype.kind == "f" and weight(expr) >= COSTLY
 
     def sharable(self, expr: Expr, axis: Axis, inside: set[str]) -> bool:
         depends = False
@@ -157,24 +171,23 @@ class _Sharer:
             if key in found and not done:
                 out += [Let(name, found[key]), Store(row, (ix(loop.axis),), name)]
                 done = True
-            out.append(map_exprs(stmt, lambda e: _swap(e, key, loop.axis, name)))
+            out.append(map_exprs(stmt, lambda e: self.swap(e, key, loop.axis, name)))
         return For(loop.axis, tuple(out), loop.kind)
 
     def take(self, loop: For, key: object, row: Buffer) -> For:
         load = Load(row, (ix(loop.axis),))
-        body = tuple([map_exprs(s, lambda e: _swap(e, key, loop.axis, load)) for s in loop.body])
+        body = tuple([map_exprs(s, lambda e: self.swap(e, key, loop.axis, load)) for s in loop.body])
         return For(loop.axis, body, loop.kind)
 
-
-def _swap(expr: Expr, key: object, axis: Axis, new: Expr) -> Expr:
-    """``expr`` with each part of that key replaced by ``new``."""
-    if isinstance(expr, Op):
-        if expr.dtype == new.dtype and weight(expr) >= COSTLY and _key(expr, axis) == key:
+    def swap(self, expr: Expr, key: object, axis: Axis, new: Expr) -> Expr:
+        """``expr`` with each part of that key replaced by ``new``."""
+        if self.worth(expr, axis) and expr.dtype == new.dtype and _key(expr, axis) == key:
             return new
-        args = tuple([_swap(a, key, axis, new) for a in expr.args])
-        if any(a is not b for a, b in zip(args, expr.args, strict=True)):
-            return Op(expr.name, args, expr.dtype)
-    return expr
+        if isinstance(expr, Op):
+            args = tuple([self.swap(a, key, axis, new) for a in expr.args])
+            if any(a is not b for a, b in zip(args, expr.args, strict=True)):
+                return Op(expr.name, args, expr.dtype)
+        return expr
 
 
 def _key(expr: Expr, axis: Axis) -> object:

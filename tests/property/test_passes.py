@@ -1,7 +1,7 @@
 """Every row of the pass table, and the whole pipeline, keeps the meaning of random programs.
 
 The interpreter runs a program before and after; a failure shows the seed.  LOWC_SEEDS=N tries N programs instead of a few,
-LOWC_FIRST_SEED=M starts at another.
+LOWC_FIRST_SEED=M starts at another, LOWC_TARGET=nvptx takes one target.
 """
 
 import os
@@ -18,7 +18,7 @@ from lowc.ir.nodes import LEVELS, Module
 from lowc.ir.parser import parse_module
 from lowc.ir.verify import verify_module
 from lowc.options import Options
-from lowc.scheduler import choose, fuse, inline, pipeline, recompute, share
+from lowc.scheduler import choose, choose_simt, fuse, inline, pipeline, recompute, share, split
 from lowc.target import Target
 from tests.property.programs import Program, differences, random_module, run
 from tests.property.views import size
@@ -43,6 +43,7 @@ TARGETS = {
         "x86", "haswell", "", 256, 16, 1 << 15, 1 << 18, 1 << 23, 2, frozenset({"fma", "gather", "f16c"})
     ),
     "sse2": Target("x86", "x86-64", "", 128, 16, 1 << 10, 1 << 12, 1 << 14, 64, frozenset()),
+    "nvptx": Target("nvptx", "sm_90a", "", 128, 255, 48 << 10, 1 << 18, 1 << 25, 132, frozenset({"fma", "f16c"})),
 }
 EAGER: tuple[tuple[Any, str, Any], ...] = (
     (inline, "_pays", lambda *_: True),
@@ -55,6 +56,13 @@ EAGER: tuple[tuple[Any, str, Any], ...] = (
     (fuse, "FEW", 0),
     (recompute, "CHEAP", 50),
     (share, "COSTLY", 1),
+    (share, "ROW_LEAST", 2),
+    (split, "SMALL", 8),
+    (split, "CHUNK", 4),
+    (choose_simt, "ROW_LEAST", 2),
+    (choose_simt, "WARP", 4),
+    (choose_simt, "TILE", 4),
+    (choose_simt, "ROW_ELEMENTS", 2),
 )
 """What makes passes do to small programs what they do to large ones."""
 OPTIONAL = [row.name for row in pipeline.PASSES if not row.required]
@@ -67,7 +75,7 @@ def stages(
     module = program.module
     out: list[tuple[str, Module]] = []
     for row in pipeline.PASSES:
-        if row.name in off:
+        if row.name in off or row.only not in ("", target.kind):
             continue
         module = pipeline.apply(row, module, target, options)
         out.append((row.name, module))
@@ -88,7 +96,7 @@ def check(seed: int) -> str:
 def compare(seed: int, rng: random.Random) -> str:
     """``check`` with the passes as they are."""
     program = random_module(seed)
-    target = TARGETS[rng.choice(sorted(TARGETS))]
+    target = TARGETS[os.environ.get("LOWC_TARGET") or rng.choice(sorted(TARGETS))]
     options = Options(threads=rng.random() < 0.7, check=CHECK)
     off = frozenset(name for name in OPTIONAL if rng.random() < 0.15)
     inputs = [rng.randrange(1000) for _ in range(2)]

@@ -1,0 +1,373 @@
+"""Choosing a Schedule for a GPU: which of the shapes of docs/design.md, section 6, a kernel has.
+
+flat     a map: neighbouring threads take neighbouring runs of 16 bytes
+tile     a map whose loads and stores are contiguous along different axes: square tiles through shared memory
+row      stages that walk the contiguous axis: a row a block, or a row a warp; rows that several stages read stay in registers
+column   stages that walk another axis: neighbouring threads take neighbouring columns, threads y share the rows
+alone    anything else: a thread an iteration of the outer loops
+block    small kernels of several nests: one block runs them all
+"""
+
+from collections.abc import Iterator, Sequence
+
+from lowc.ir.index import Axis, constant, depends_on, ix, split
+from lowc.ir.index import atoms as index_atoms
+from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Op, Stmt, Store, Update
+from lowc.ir.walk import exprs, loads, names, parts, statements, stores
+from lowc.scheduler.apply import Bind, Reorder, Split, outer_updates, reads_running
+from lowc.scheduler.apply_simt import (
+    BLOCK,
+    Barriers,
+    Flatten,
+    Hold,
+    OneThread,
+    Primitive,
+    Spread,
+    ToShared,
+    Transpose,
+    conflict_of_threads,
+)
+from lowc.scheduler.nest import chain, estimate, touched
+from lowc.scheduler.rename import fresh
+from lowc.target import Target
+
+FLAT_THREADS = 256
+ALONE_THREADS = 128
+WARP = 32
+ROW_LEAST = 32  # elements of a row that are worth a warp
+ROW_ELEMENTS = 16  # of a thread, at least
+MAX_THREADS = 1024
+WIDE_ROW = 16384  # up to which half of the threads a block may have are enough, so that two blocks fit
+HELD = 64  # elements of held rows that a thread has registers for
+COLUMN_Y = 8
+TILE = 32
+SHARED = 48 << 10  # bytes that every block may have
+VECTOR_BYTES = 16
+MAX_LANES = 8
+
+
+def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Primitive, ...]]:
+    """Schedules for ``kernel``, which is SCHEDULED-level and serial: the best first, the last one always legal."""
+    body = kernel.body
+    taken = names(body)
+    if len(body) == 1 and isinstance(body[0], For) and not outer_updates(body[0]):
+        free = _free(chain((body[0],)))
+        for plan in (_grid(body[0], free, target, taken), _alone(free, taken)) if free else ():
+            if plan is not None:
+                yield (*plan, Barriers())
+    yield (*_one_block(body, taken), Barriers())
+    yield (*(OneThread(s.axis.name, WARP) for s in body if isinstance(s, For)), Barriers())
+
+
+# ---------------------------------------------------------------- the whole grid
+
+
+def _free(nest: Sequence[For]) -> list[For]:
+    """The outer loops of ``nest`` whose iterations blocks can share."""
+    free: list[For] = []
+    for each in nest:
+        if conflict_of_threads(each) or outer_updates(each) or _depends(each, free):
+            break
+        free.append(each)
+    return free
+
+
+def _grid(loop: For, free: list[For], target: Target, taken: set[str]) -> list[Primitive] | None:
+    nest = chain((loop,))
+    if len(free) == len(nest) and not any(isinstance(s, For | If) for s in nest[-1].body):
+        return _tile(nest, taken) or _flat(nest, taken)
+    body = free[-1].body
+    stages = [s for s in body if isinstance(s, For)]
+    if any(isinstance(s, If) for s in body) or not stages or not all(_spreads(s) for s in stages):
+        return _alone(free, taken)
+    if max(_count(s) for s in stages) < ROW_LEAST:
+        return _alone(free, taken)
+    if _is_column(free, stages):
+        return _column(free, stages, target, taken)
+    return _row(free, stages, target, taken) or _alone(free, taken)
+
+
+def _depends(loop: For, outer: Sequence[For]) -> bool:
+    return any(depends_on(loop.axis.extent, f.axis) for f in outer)
+
+
+def _spreads(stage: For) -> bool:
+    """Whether the threads of a block can share the outer loop of ``stage``."""
+    return not conflict_of_threads(stage) and not reads_running(stage, outer_updates(stage))
+
+
+def _count(stage: For) -> int:
+    total = 1
+    for each in _perfect(stage):
+        total *= max(1, estimate(each.axis.extent))
+    return total
+
+
+def _perfect(stage: For) -> list[For]:
+    """The directly nested loops of ``stage`` that threads can share."""
+    out: list[For] = []
+    for each in chain((stage,)):
+        if _depends(each, out) or (out and not _spreads(each)):
+            break
+        out.append(each)
+    return out
+
+
+def _flattened(loops: Sequence[For], plan: list[Primitive], taken: set[str]) -> str:
+    """The name of one loop for ``loops``."""
+    if len(loops) == 1:
+        return loops[0].axis.name
+    name = fresh(f"{loops[0].axis.name}_f", taken)
+    taken.discard(name)
+    plan.append(Flatten(tuple([f.axis.name for f in loops]), name))
+    return name
+
+
+# ---------------------------------------------------------------- maps
+
+
+def _flat(nest: list[For], taken: set[str]) -> list[Primitive]:
+    plan: list[Primitive] = []
+    best = max(nest, key=lambda f: (_contiguous(nest[-1].body, f.axis), f is nest[-1]))
+    if best is not nest[-1]:
+        nest = [*(f for f in nest if f is not best), best]
+        plan.append(Reorder(tuple([f.axis.name for f in nest])))
+    lanes = _lanes(nest[-1].body, best.axis)
+    extent = constant(best.axis.extent)
+    if len(nest) == 1:
+        return [*plan, Spread(best.axis.name, FLAT_THREADS, "x", lanes, grid=True)]
+    while lanes > 1 and (extent is None or extent % lanes):
+        lanes //= 2
+    return [*plan, *_grid_of(nest, lanes, FLAT_THREADS, taken)]
+
+
+def _grid_of(nest: Sequence[For], lanes: int, threads: int, taken: set[str]) -> list[Primitive]:
+    """Every iteration of ``nest`` a thread, or ``lanes`` neighbouring ones of the innermost loop, whose extent they divide."""
+    plan: list[Primitive] = []
+    loops = list(nest)
+    axes = [f.axis.name for f in loops]
+    if lanes > 1:
+        plan.append(Split(axes[-1], lanes))
+        inner, axes[-1] = f"{axes[-1]}_i", f"{axes[-1]}_o"
+        plan.append(Bind(inner, Kind("vector", lanes)))
+    name = axes[0]
+    if len(axes) > 1:
+        name = fresh(f"{axes[0]}_f", taken)
+        taken.discard(name)
+        plan.append(Flatten(tuple(axes), name))
+    return [*plan, Spread(name, threads, "x", 1, grid=True)]
+
+
+def _contiguous(body: Sequence[Stmt], axis: Axis) -> int:
+    """Stores count more than loads, which caches help."""
+    score = 0
+    for access in touched(body):
+        if access.buffer.space == "global" and constant(split(access.index[0], axis)[0]) == 1:
+            score += 3 if isinstance(access, Store) else 2
+    return score
+
+
+def _lanes(body: Sequence[Stmt], axis: Axis) -> int:
+    """Elements of a thread: as many of the smallest that is accessed contiguously along ``axis`` as 16 bytes hold."""
+    sizes: list[int] = []
+    for access in touched(body):
+        if access.buffer.space == "global":
+            coefficient, rest = split(access.index[0], axis)
+            if constant(coefficient) == 1 and axis not in index_atoms(rest):
+                sizes.append(access.buffer.dtype.bytes)
+    return min(MAX_LANES, VECTOR_BYTES // min(sizes)) if sizes else 1
+
+
+def _tile(nest: list[For], taken: set[str]) -> list[Primitive] | None:
+    """Tiles, if stores are contiguous along one axis, some loads along another, and both are long."""
+    if len(nest) < 2:
+        return None
+    body = nest[-1].body
+    columns = max(nest, key=lambda f: sum(constant(split(s.index[0], f.axis)[0]) == 1 for s in stores(body)))
+    rows: For | None = None
+    for access in touched(body):
+        if constant(split(access.index[0], columns.axis)[0]) in (0, 1):
+            continue
+        if isinstance(access, Store):
+            return None
+        for loop in nest:
+            if loop is columns or constant(split(access.index[0], loop.axis)[0]) != 1:
+                continue
+            if depends_on(split(access.index[0], columns.axis)[1], columns.axis):
+                continue
+            if rows is not None and rows is not loop:
+                return None
+            rows = loop
+    if rows is None or min(estimate(rows.axis.extent), estimate(columns.axis.extent)) < TILE // 2:
+        return None
+    if any(isinstance(p, Op) and p.name.startswith("check") for s in body for e in exprs(s) for p in parts(e)):
+        return None
+    outer = [f for f in nest if f is not rows and f is not columns]
+    plan: list[Primitive] = [Reorder(tuple([f.axis.name for f in (*outer, rows, columns)]))]
+    plan += [Bind(f.axis.name, BLOCK) for f in outer]
+    return [*plan, Transpose(rows.axis.name, columns.axis.name, TILE)]
+
+
+# ---------------------------------------------------------------- stages
+
+
+def _alone(free: list[For], taken: set[str]) -> list[Primitive] | None:
+    """A thread an iteration; its local rows must be small."""
+    body = free[-1].body
+    scratch = sum((constant(s.buffer.shape[0]) or 0) * s.buffer.dtype.bytes for s in statements(body) if isinstance(s, Alloc))
+    if scratch > 4096:
+        return None
+    return _grid_of(free, 1, ALONE_THREADS, taken)
+
+
+def _is_column(free: Sequence[For], stages: Sequence[For]) -> bool:
+    """Whether most loads of ``stages`` are contiguous along an outer axis, not along that of the stage."""
+    along = across = 0
+    for stage in stages:
+        inner = _perfect(stage)[-1].axis
+        for load in loads(stage.body):
+            if load.buffer.space != "global":
+                continue
+            along += constant(split(load.index[0], inner)[0]) == 1
+            across += any(constant(split(load.index[0], f.axis)[0]) == 1 for f in free)
+    return across > along
+
+
+def _column(free: list[For], stages: list[For], target: Target, taken: set[str]) -> list[Primitive]:
+    plan: list[Primitive] = []
+    body = free[-1].body
+    best = max(free, key=lambda f: _contiguous(body, f.axis))
+    if best is not free[-1] and not any(isinstance(s, Update | Acc | Alloc) for s in statements(body)):
+        free = [*(f for f in free if f is not best), best]
+        plan.append(Reorder(tuple([f.axis.name for f in free])))
+    if any(isinstance(s, Alloc) for s in statements(body)) or _shared_by_stages(body):
+        return [*plan, *_grid_of(free, 1, ALONE_THREADS, taken)]
+    rows = 1
+    for each in free:
+        rows *= max(1, estimate(each.axis.extent))
+    threads = COLUMN_Y if rows >= 64 * target.cores else 4 * COLUMN_Y
+    outer = _flattened(free, plan, taken)
+    for stage in stages:
+        name = _flattened(_perfect(stage), plan, taken)
+        plan.append(Spread(name, threads, "y"))
+    return [*plan, Spread(outer, WARP, "x", 1, grid=True)]
+
+
+def _row(free: list[For], stages: list[For], target: Target, taken: set[str]) -> list[Primitive] | None:
+    plan: list[Primitive] = []
+    body = free[-1].body
+    lanes = _row_lanes(stages)
+    longest = max(_count(s) for s in stages)
+    threads = WARP
+    while threads * max(ROW_ELEMENTS, lanes) < longest and threads < (MAX_THREADS if longest > WIDE_ROW else MAX_THREADS // 2):
+        threads *= 2
+    memory = _scratch(body, stages, threads, lanes)
+    if memory is None:
+        return None
+    shared = any(isinstance(p, ToShared) for p in memory) or _shared_by_stages(body)
+    rows = 1
+    for each in free:
+        rows *= max(1, estimate(each.axis.extent))
+    outer = _flattened(free, plan, taken)
+    plan += memory
+    for stage in stages:
+        plan += _stage(stage, threads, lanes, taken)
+    if threads == WARP and not shared and rows >= 16 * target.cores:
+        return [*plan, Spread(outer, 4, "y", 1, grid=True)]
+    return [*plan, Bind(outer, BLOCK)]
+
+
+def _stage(stage: For, threads: int, lanes: int, taken: set[str]) -> list[Primitive]:
+    """``stage`` over the threads of a block."""
+    plan: list[Primitive] = []
+    loops = _perfect(stage)
+    if len(loops) == 1:
+        return [Spread(loops[0].axis.name, threads, "x", lanes if _is_leaf(loops[0]) else 1)]
+    axes = [f.axis.name for f in loops]
+    if lanes > 1 and _is_leaf(loops[-1]):
+        plan.append(Split(axes[-1], lanes))
+        plan.append(Bind(f"{axes[-1]}_i", Kind("vector", lanes)))
+        axes[-1] = f"{axes[-1]}_o"
+    name = fresh(f"{axes[0]}_f", taken)
+    taken.discard(name)
+    return [*plan, Flatten(tuple(axes), name), Spread(name, threads, "x")]
+
+
+def _is_leaf(loop: For) -> bool:
+    return not any(isinstance(s, For | If | Alloc) for s in loop.body)
+
+
+def _row_lanes(stages: Sequence[For]) -> int:
+    """Lanes that divide every stage's innermost extent, so that no run of a thread is cut short."""
+    lanes = MAX_LANES
+    found = False
+    for stage in stages:
+        inner = _perfect(stage)[-1]
+        if not _is_leaf(inner):
+            continue
+        own = _lanes(inner.body, inner.axis)
+        if own > 1:
+            lanes, found = min(lanes, own), True
+        extent = constant(inner.axis.extent)
+        while lanes > 1 and (extent is None or extent % lanes):
+            lanes //= 2
+    return lanes if found else 1
+
+
+def _scratch(body: Sequence[Stmt], stages: Sequence[For], threads: int, lanes: int) -> list[Primitive] | None:
+    """Where the local rows of ``body`` go: into registers if every stage uses them in step, else into shared memory; None if they
+    do not fit."""
+    plan: list[Primitive] = []
+    held = shared = 0
+    for stmt in body:
+        if not isinstance(stmt, Alloc):
+            continue
+        row = stmt.buffer
+        size = constant(row.shape[0]) or 0
+        if not stmt.reducer and _in_step(row.name, body, stages):
+            held += -(-size // (threads * lanes)) * lanes
+            plan.append(Hold(row.name, threads, lanes))
+        else:
+            shared += size * row.dtype.bytes
+            plan.append(ToShared(row.name))
+    return plan if held <= HELD and shared <= SHARED else None
+
+
+def _in_step(row: str, body: Sequence[Stmt], stages: Sequence[For]) -> bool:
+    """Whether each access to ``row`` is at the axis of a stage that is one loop: then one thread makes and uses an element."""
+    leaves = {id(s): s.axis for s in stages if _is_leaf(s)}
+    for stmt in body:
+        for access in touched((stmt,)):
+            if access.buffer.name == row and (id(stmt) not in leaves or access.index[0] != ix(leaves[id(stmt)])):
+                return False
+    extents = {s.axis.extent for s in stages if any(a.buffer.name == row for a in touched((s,)))}
+    return len(extents) == 1
+
+
+def _shared_by_stages(body: Sequence[Stmt]) -> bool:
+    """Whether one statement touches what another has written to global memory."""
+    written: set[int] = set()
+    seen: set[int] = set()
+    for stmt in body:
+        writes = {id(s.buffer) for s in stores((stmt,)) if s.buffer.space != "local"}
+        reads = {id(a.buffer) for a in loads((stmt,)) if a.buffer.space != "local"}
+        if not written.isdisjoint(reads | writes) or not seen.isdisjoint(writes):
+            return True
+        written |= writes
+        seen |= reads
+    return False
+
+
+# ---------------------------------------------------------------- one block
+
+
+def _one_block(body: Sequence[Stmt], taken: set[str]) -> list[Primitive]:
+    plan: list[Primitive] = []
+    for stmt in body:
+        if not isinstance(stmt, For):
+            continue
+        if not _spreads(stmt):
+            plan.append(OneThread(stmt.axis.name, FLAT_THREADS))
+            continue
+        plan.append(Spread(_flattened(_perfect(stmt), plan, taken), FLAT_THREADS))
+    return plan

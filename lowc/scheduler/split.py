@@ -1,0 +1,303 @@
+"""split: SCHEDULED → SCHEDULED, for GPUs.  A kernel of several nests becomes several launches: blocks cannot wait for others.
+
+Before:  acc s = add                        after:   for c in 64 { acc p = add; for i in n/64 { p add= x[…] }; parts[c] = p }
+         for i in n { s add= x[i] }                  acc s = add; for c in 64 { s add= parts[c] }; total[0] = s
+         for i in n { y[i] = x[i] / s }              for i in n { t = total[0]; y[i] = x[i] / t }
+
+Each large nest at the top of a kernel becomes a launch of its own, what lies between stays together in launches of one block.
+Long reductions that too few blocks would share go in chunks, whose results a second launch combines, in order.  Names that a
+later launch needs go through memory.  Small kernels stay as they are: one block runs them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from lowc.ir.index import Axis, Index, Opaque, constant, depends_on, ix, minimum
+from lowc.ir.index import atoms as index_atoms
+from lowc.ir.nodes import Acc, Buffer, For, If, Launch, Let, Load, Module, Step, Stmt, Store, Update, Var
+from lowc.ir.walk import Substitution, exprs, indices, make_kernel, names, parts, statements
+from lowc.options import Options
+from lowc.scheduler.apply import outer_updates, reads_running
+from lowc.scheduler.apply_simt import conflict_of_threads, joined
+from lowc.scheduler.nest import chain, estimate
+from lowc.scheduler.rename import apart, fresh
+from lowc.target import Target
+
+SMALL = 8192  # iterations that one block may do by itself
+CHUNK = 4096  # elements that a block takes at least of a reduction
+PARTS = 4  # blocks for each multiprocessor in a reduction in chunks
+
+
+def run(module: Module, target: Target, options: Options) -> Module:
+    """``module`` with kernels that one grid can run, or that one block should."""
+    taken = {b.name for b in (*module.temps, *module.inputs) if b is not None}
+    steps: list[Step] = []
+    temps = list(module.temps)
+    for step in module.steps:
+        if isinstance(step, Launch):
+            steps.extend(_Splitter(step, target, taken, temps).launches())
+        else:
+            steps.append(step)
+    return replace(module, temps=tuple(temps), steps=tuple(steps))
+
+
+@dataclass(slots=True)
+class _Part:
+    """Statements of one launch; ``grid``: a nest that many blocks share."""
+
+    grid: bool
+    body: list[Stmt] = field(default_factory=list[Stmt])
+
+
+class _Splitter:
+    def __init__(self, step: Launch, target: Target, taken: set[str], temps: list[Buffer]) -> None:
+        self.step = step
+        self.blocks = PARTS * target.cores
+        self.taken = taken
+        self.temps = temps
+        self.own: dict[int, Buffer] = {}
+        self.names = names(step.kernel.body)
+        self.parts: list[_Part] = []
+
+    def launches(self) -> list[Launch]:
+        body = self.step.kernel.body
+        if _is_grid(body):
+            self.grid(body[0])  # type: ignore[arg-type]
+        elif sum(_work(s) for s in body) <= SMALL:
+            return [self.step]
+        else:
+            for stmt in body:
+                self.add(stmt)
+        if len(self.parts) == 1:
+            return [self.step]
+        self.cross()
+        return [self.launch(number, part) for number, part in enumerate(self.parts)]
+
+    # ------------------------------------------------------------ parts
+
+    def small(self) -> list[Stmt]:
+        """The body of the part of one block at the end."""
+        if not self.parts or self.parts[-1].grid:
+            self.parts.append(_Part(False))
+        return self.parts[-1].body
+
+    def add(self, stmt: Stmt) -> None:
+        if not isinstance(stmt, For) or _work(stmt) <= SMALL:
+            self.small().append(stmt)
+            return
+        updates = outer_updates(stmt)
+        if not updates:
+            self.grid(stmt)
+        elif reads_running(stmt, updates) or _stores(stmt) or any(self.loops_of(u) > 1 for u in updates):
+            self.small().append(stmt)
+        else:
+            nest = _flat(stmt, self.names)
+            chunks = self.chunks(estimate(nest.axis.extent), _work(stmt), 1)
+            self.chunked(nest, updates, chunks, ())
+
+    def loops_of(self, update: Update) -> int:
+        """How many statements at the top of the kernel update what ``update`` does."""
+        return sum(_updates((s,), update.vars[0].name) for s in self.step.kernel.body)
+
+    def grid(self, nest: For) -> None:
+        """``nest``, whose one long reduction goes in chunks if its outer loops make few blocks."""
+        loops = chain((nest,))
+        rows = 1
+        for loop in loops:
+            rows *= max(1, estimate(loop.axis.extent))
+        inner = loops[-1].body
+        stages = [s for s in inner if isinstance(s, For)]
+        alone = len(stages) == 1 and all(isinstance(s, Acc | For | Let | Store) for s in inner)
+        if alone and rows < self.blocks:
+            stage = stages[0]
+            updates = outer_updates(stage)
+            chunks = self.chunks(max(1, estimate(stage.axis.extent)), _work(stage), rows)
+            fixed = all(constant(f.axis.extent) is not None for f in loops)
+            if updates and chunks > 1 and fixed and not reads_running(stage, updates) and not _stores(stage):
+                self.rows(loops, stage, updates, chunks)
+                return
+        self.parts.append(_Part(True, [nest]))
+
+    def chunks(self, extent: int, work: int, rows: int) -> int:
+        return max(1, min(self.blocks // rows, work // CHUNK, extent))
+
+    def rows(self, loops: Sequence[For], stage: For, updates: Sequence[Update], chunks: int) -> None:
+        """The nest ``loops`` around the reduction ``stage`` as one that makes partial results and one that combines them."""
+        body = loops[-1].body
+        chain_ = _flat(stage, self.names)
+        first = self.chunked(chain_, updates, chunks, loops)
+        inner: list[Stmt] = []
+        for stmt in body:
+            inner.extend(first if stmt is stage else (stmt,))
+        nest: Stmt | None = None
+        for loop in reversed(loops):
+            nest = For(loop.axis, tuple(inner) if nest is None else (nest,))
+        assert nest is not None
+        self.parts.append(_Part(True, list(apart((nest,), set()))))
+
+    def chunked(self, stage: For, updates: Sequence[Update], chunks: int, loops: Sequence[For]) -> list[Stmt]:
+        """Adds the launch that makes ``chunks`` partial results of ``stage`` for each iteration of ``loops``; the statements that
+        combine them, which without ``loops`` are added to the next launch."""
+        extent = stage.axis.extent
+        size = (extent + (chunks - 1)) // chunks
+        chunk = Axis(fresh(f"{stage.axis.name}_c", self.names), ix(chunks))
+        whole = constant(extent) is not None and constant(extent) == (constant(size) or 0) * chunks
+        inner = Axis(fresh(f"{stage.axis.name}_i", self.names), size if whole else minimum(size, extent - ix(chunk) * size))
+        row: Index = ix(0)
+        rows = 1
+        place = Substitution({stage.axis: ix(chunk) * size + inner})
+        outer: list[Axis] = []
+        for loop in loops:
+            axis = Axis(fresh(loop.axis.name, self.names), loop.axis.extent)
+            place.atoms[loop.axis] = ix(axis)
+            outer.append(axis)
+            row = row * loop.axis.extent + loop.axis
+            rows *= constant(loop.axis.extent) or 1
+        accs: list[Stmt] = []
+        keep: list[Stmt] = []
+        load: dict[str, Load] = {}
+        again = Axis(fresh(f"{stage.axis.name}_c", self.names), ix(chunks))
+        mine = Substitution({f.axis: ix(a) for f, a in zip(loops, outer, strict=True)}).index(row)
+        for update in updates:
+            own = tuple([Var(fresh(f"{v.name}_p", self.names), v.dtype) for v in update.vars])
+            accs.append(Acc(own, update.reducer))
+            for old, new in zip(update.vars, own, strict=True):
+                place.rename(old.name, new)
+                parts_ = self.temp(f"{old.name}_parts", old, rows * chunks)
+                keep.append(Store(parts_, (ix(chunk) * rows + mine,), new))
+                load[old.name] = Load(parts_, (ix(again) * rows + row,))
+        inside = _renamed(place, stage.body, self.names)
+        nest: Stmt = For(chunk, (*accs, For(inner, inside), *keep))
+        for axis in reversed(outer):
+            nest = For(axis, (nest,))
+        self.parts.append(_Part(True, [nest]))
+        combine = For(again, tuple([Update(u.vars, u.reducer, tuple([load[v.name] for v in u.vars])) for u in updates]))
+        if not loops:
+            self.small().append(combine)
+        return [combine]
+
+    def temp(self, name: str, var: Var, size: int) -> Buffer:
+        """New memory for ``size`` values of ``var``'s dtype."""
+        buffer = Buffer(fresh(name, self.taken), var.dtype, (ix(size),), (ix(1),))
+        self.temps.append(buffer)
+        self.own[id(buffer)] = buffer
+        return buffer
+
+    # ------------------------------------------------------------ what crosses
+
+    def cross(self) -> None:
+        """Accumulators are declared in the part that updates them last; names that a later part needs go through memory."""
+        self.sink_accumulators()
+        defined: dict[str, tuple[int, Var]] = {}
+        for number, part in enumerate(self.parts):
+            for stmt in part.body:
+                for var in stmt.vars if isinstance(stmt, Acc) else (stmt.var,) if isinstance(stmt, Let) else ():
+                    defined[var.name] = number, var
+        kept: dict[str, Buffer] = {}
+        for number, part in enumerate(self.parts):
+            wanted = [n for n in _used(part.body) if n in defined and defined[n][0] < number]
+            lets: list[Let] = []
+            rename = Substitution()
+            for name in wanted:
+                home, var = defined[name]
+                if name not in kept:
+                    kept[name] = self.temp(f"{name}_value", var, 1)
+                    self.parts[home].body.append(Store(kept[name], (ix(0),), var))
+                own = Var(fresh(name, self.names), var.dtype)
+                lets.append(Let(own, Load(kept[name], (ix(0),))))
+                rename.rename(name, own)
+            if lets:
+                body = rename.body(tuple(part.body))
+                part.body = list(_sunk(body[0], lets)) if part.grid else [*lets, *body]
+
+    def sink_accumulators(self) -> None:
+        """Moves each Acc at the top to the part of its first update that is at the top."""
+        for number, part in enumerate(self.parts):
+            for stmt in [s for s in part.body if isinstance(s, Acc)]:
+                name = stmt.vars[0].name
+                home = next((n for n in range(number, len(self.parts)) if _updates(self.parts[n].body, name)), number)
+                if home != number:
+                    part.body.remove(stmt)
+                    self.parts[home].body.insert(0, stmt)
+        self.parts = [p for p in self.parts if p.body]
+
+    def launch(self, number: int, part: _Part) -> Launch:
+        kernel = self.step.kernel
+        argument = {id(p): a for p, a in zip(kernel.params, self.step.args, strict=True)} | self.own
+        touched: dict[int, Buffer] = {}
+        body = tuple(part.body)
+        for stmt in statements(body):
+            if isinstance(stmt, Store) and stmt.buffer.space == "global":
+                touched[id(stmt.buffer)] = stmt.buffer
+            for expr in exprs(stmt):
+                for each in parts(expr):
+                    if isinstance(each, Load) and each.buffer.space == "global":
+                        touched[id(each.buffer)] = each.buffer
+        params = [*(p for p in kernel.params if id(p) in touched), *(b for k, b in self.own.items() if k in touched)]
+        named = make_kernel(f"{kernel.name}_{number}", body, params)
+        return Launch(named, tuple([argument[id(p)] for p in params]), self.step.origin)
+
+
+# ---------------------------------------------------------------- facts
+
+
+def _is_grid(body: Sequence[Stmt]) -> bool:
+    """Whether ``body`` is one nest that blocks can share."""
+    return len(body) == 1 and isinstance(body[0], For) and not outer_updates(body[0]) and not conflict_of_threads(body[0])
+
+
+def _work(stmt: Stmt) -> int:
+    """Iterations of all loops in ``stmt``."""
+    if isinstance(stmt, For):
+        return max(0, estimate(stmt.axis.extent)) * sum(_work(s) for s in stmt.body)
+    return sum(_work(s) for s in stmt.body) if isinstance(stmt, If) else 1
+
+
+def _stores(stmt: For) -> bool:
+    return any(isinstance(s, Store) for s in statements(stmt.body))
+
+
+def _updates(body: Sequence[Stmt], name: str) -> bool:
+    return any(isinstance(s, Update) and s.vars[0].name == name for s in statements(body))
+
+
+def _used(body: Sequence[Stmt]) -> list[str]:
+    """Names of variables that ``body`` reads, as values or as coordinates."""
+    found: dict[str, None] = {}
+    for stmt in statements(body):
+        for expr in exprs(stmt):
+            found.update({p.name: None for p in parts(expr) if isinstance(p, Var)})
+    for index in indices(body):
+        found.update({a.name: None for a in index_atoms(index) if isinstance(a, Opaque)})
+    return list(found)
+
+
+def _flat(stage: For, taken: set[str]) -> For:
+    """``stage`` with its directly nested loops joined, so that chunks are even."""
+    loops: list[For] = []
+    for loop in chain((stage,)):
+        if any(depends_on(loop.axis.extent, f.axis) for f in loops):
+            break
+        loops.append(loop)
+    return stage if len(loops) == 1 else joined(loops, f"{stage.axis.name}_f", taken)
+
+
+def _renamed(place: Substitution, body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
+    """``body`` through ``place``, its bound names made fresh."""
+    for stmt in statements(body):
+        if isinstance(stmt, For):
+            place.atoms[stmt.axis] = ix(Axis(fresh(stmt.axis.name, taken), stmt.axis.extent))
+        elif isinstance(stmt, Let):
+            place.rename(stmt.var.name, Var(fresh(stmt.var.name, taken), stmt.var.dtype))
+        elif isinstance(stmt, Acc):
+            for var in stmt.vars:
+                place.rename(var.name, Var(fresh(var.name, taken), var.dtype))
+    return place.body(tuple(body))
+
+
+def _sunk(nest: Stmt, lets: Sequence[Let]) -> tuple[Stmt, ...]:
+    """``nest`` with ``lets`` at the start of its innermost directly nested loop."""
+    assert isinstance(nest, For)
+    if len(nest.body) == 1 and isinstance(nest.body[0], For):
+        return (For(nest.axis, _sunk(nest.body[0], lets), nest.kind),)
+    return (For(nest.axis, (*lets, *nest.body), nest.kind),)
