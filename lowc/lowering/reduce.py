@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import Index, prove_nonneg
-from lowc.ir.nodes import Expr
+from lowc.ir.index import Index, constant, prove_nonneg
+from lowc.ir.nodes import Const, Expr
 from lowc.ir.types import DType, accumulate_dtype, bool_, compute_dtype, f64, i64
 from lowc.lowering.builder import Builder, Operand, Row
 from lowc.lowering.scalars import cast, like, op, select, truth
@@ -205,8 +205,19 @@ def moments(r: Row, correction: Operand) -> tuple[Expr, Expr]:
         return [op("mul", distance, distance)]
 
     spread = r.fold("add", acc, square)[0]
-    freedom = op("sub", cast(count, acc), b.number(correction, acc))
-    return op("div", spread, op("max", freedom, like(0.0, freedom))), mean
+    return op("div", spread, _freedom(r, correction, acc)), mean
+
+
+EXACT = 1 << 24  # integers up to here are f32 values
+
+
+def _freedom(r: Row, correction: Operand, acc: DType) -> Expr:
+    """Elements of the row less ``correction``, at least 0."""
+    count = constant(r.count)
+    if count is not None and count <= EXACT and isinstance(correction, int) and abs(correction) <= EXACT:
+        return Const(float(max(count - correction, 0)), acc)
+    left = op("sub", cast(r.builder.index(r.count), acc), r.builder.number(correction, acc))
+    return op("max", left, like(0.0, left))
 
 
 def _correction(correction: Operand | None) -> Operand:

@@ -8,7 +8,21 @@ from dataclasses import dataclass, replace
 
 from lowc.errors import ScheduleError
 from lowc.ir.index import Axis, Index, constant, depends_on, floordiv, ix, minimum, mod, upper_bound
-from lowc.ir.nodes import Alloc, Barrier, Buffer, Expr, For, If, Kernel, Kind, Load, Stmt, Store
+from lowc.ir.nodes import (
+    PARALLEL,
+    Alloc,
+    Barrier,
+    Buffer,
+    Expr,
+    For,
+    If,
+    Kernel,
+    Kind,
+    Let,
+    Load,
+    Stmt,
+    Store,
+)
 from lowc.ir.walk import (
     Substitution,
     exprs,
@@ -32,10 +46,20 @@ UNROLLED = 16  # steps of a thread loop that are unrolled; more make a loop
 
 @dataclass(frozen=True, slots=True)
 class Flatten:
-    """Directly nested loops over ``axes``, outermost first, become one loop over ``name``, in the same order."""
+    """Directly nested loops over ``axes``, outermost first, become one loop over ``name``, in the same order.
+
+    It is marked ``parallel`` if its iterations are independent, which its addresses do not show any more.
+    """
 
     axes: tuple[str, ...]
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """The lets in the loop over ``axis`` move into the one loop behind them: what is directly nested can be flattened."""
+
+    axis: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +115,7 @@ class Barriers:
     """Barriers wherever threads see what others wrote."""
 
 
-GpuPrimitive = Flatten | Spread | OneThread | Hold | ToShared | Transpose | Barriers
+GpuPrimitive = Flatten | Sink | Spread | OneThread | Hold | ToShared | Transpose | Barriers
 Primitive = GpuPrimitive | common.Primitive
 
 
@@ -105,6 +129,8 @@ def apply(kernel: Kernel, step: Primitive) -> Kernel:
 def _apply(body: tuple[Stmt, ...], step: GpuPrimitive) -> tuple[Stmt, ...]:
     if isinstance(step, Flatten):
         return at_loop(body, step.axes[0], lambda loop: (_flatten(loop, step, names(body)),))
+    if isinstance(step, Sink):
+        return at_loop(body, step.axis, lambda loop: (_sink(loop),))
     if isinstance(step, Spread):
         return at_loop(body, step.axis, lambda loop: (_spread(loop, step, names(body)),))
     if isinstance(step, OneThread):
@@ -131,7 +157,23 @@ def _flatten(loop: For, step: Flatten, taken: set[str]) -> For:
     for each in nest:
         if any(depends_on(each.axis.extent, f.axis) for f in nest):
             raise ScheduleError(f"the extent of {each.axis.name} depends on another axis")
-    return joined(nest, step.name, taken)
+    flat = joined(nest, step.name, taken)
+    independent = not any(conflict_of_threads(each) for each in nest)
+    return For(flat.axis, flat.body, PARALLEL) if independent else flat
+
+
+def _sink(loop: For) -> For:
+    *lets, inner = loop.body
+    if not isinstance(inner, For) or not all(isinstance(s, Let) for s in lets):
+        raise ScheduleError(f"the loop over {loop.axis.name} has more than lets before its inner loop")
+    return For(loop.axis, sunk(inner, lets), loop.kind)
+
+
+def sunk(nest: For, lets: Sequence[Stmt]) -> tuple[For, ...]:
+    """``nest`` with ``lets`` at the start of its innermost directly nested loop."""
+    if len(nest.body) == 1 and isinstance(nest.body[0], For):
+        return (For(nest.axis, sunk(nest.body[0], lets), nest.kind),)
+    return (For(nest.axis, (*lets, *nest.body), nest.kind),)
 
 
 def joined(nest: Sequence[For], name: str, taken: set[str]) -> For:
@@ -150,7 +192,7 @@ def joined(nest: Sequence[For], name: str, taken: set[str]) -> For:
 
 def _spread(loop: For, step: Spread, taken: set[str]) -> For:
     """axis = (turn * threads + thread) * lanes + lane."""
-    if why := conflict_of_threads(loop):
+    if loop.kind.name != "parallel" and (why := conflict_of_threads(loop)):
         raise ScheduleError(f"the loop over {loop.axis.name} cannot be spread: {why}")
     if step.grid and outer_updates(loop):
         raise ScheduleError(f"blocks cannot share {outer_updates(loop)[0].vars[0].name}")

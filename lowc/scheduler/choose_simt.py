@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from lowc.ir.index import Axis, constant, depends_on, ix, split
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Op, Stmt, Store, Update
+from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Let, Op, Stmt, Store, Update
 from lowc.ir.walk import exprs, loads, names, parts, statements, stores
 from lowc.scheduler.apply import Bind, Reorder, Split, outer_updates, reads_running
 from lowc.scheduler.apply_simt import (
@@ -22,10 +22,12 @@ from lowc.scheduler.apply_simt import (
     Hold,
     OneThread,
     Primitive,
+    Sink,
     Spread,
     ToShared,
     Transpose,
     conflict_of_threads,
+    sunk,
 )
 from lowc.scheduler.nest import chain, estimate, touched
 from lowc.scheduler.rename import fresh
@@ -80,11 +82,28 @@ def _grid(loop: For, free: list[For], target: Target, taken: set[str]) -> list[P
     stages = [s for s in body if isinstance(s, For)]
     if any(isinstance(s, If) for s in body) or not stages or not all(_spreads(s) for s in stages):
         return _alone(free, taken)
+    if len(stages) == 1 and body[-1] is stages[0] and not outer_updates(stages[0]) and _is_map(body):
+        return _sunk_map(free, stages[0], taken)
     if max(_count(s) for s in stages) < ROW_LEAST:
         return _alone(free, taken)
     if _is_column(free, stages):
         return _column(free, stages, target, taken)
     return _row(free, stages, target, taken) or _alone(free, taken)
+
+
+def _is_map(body: Sequence[Stmt]) -> bool:
+    """Whether ``body`` is lets and one nest of lets and stores."""
+    *lets, last = body
+    if not all(isinstance(s, Let) for s in lets) or not isinstance(last, For):
+        return False
+    return all(isinstance(s, Let | Store) for s in chain((last,))[-1].body)
+
+
+def _sunk_map(free: list[For], stage: For, taken: set[str]) -> list[Primitive]:
+    """A map that computes something for each row first: every thread does, so that all loops are one grid."""
+    lets = free[-1].body[:-1]
+    nest = [*free, *chain(sunk(stage, lets))]
+    return [Sink(free[-1].axis.name), *_flat(nest, taken)]
 
 
 def _depends(loop: For, outer: Sequence[For]) -> bool:
@@ -269,9 +288,9 @@ def _row(free: list[For], stages: list[For], target: Target, taken: set[str]) ->
     for each in free:
         rows *= max(1, estimate(each.axis.extent))
     outer = _flattened(free, plan, taken)
-    plan += memory
     for stage in stages:
         plan += _stage(stage, threads, lanes, taken)
+    plan += memory
     if threads == WARP and not shared and rows >= 16 * target.cores:
         return [*plan, Spread(outer, 4, "y", 1, grid=True)]
     return [*plan, Bind(outer, BLOCK)]

@@ -3,6 +3,8 @@
 Before:  for j in N { y[j] = x[j] * (1 / sqrt(v[i] + eps)) }      after:  h = 1 / sqrt(v[i] + eps)
                                                                           for j in N { y[j] = x[j] * h }
 
+Nothing leaves a block loop: what blocks have in common each of them computes.
+
 Moves whole lets and the largest invariant parts of expressions, of loads only where the loop surely runs (a load before a
 loop of no iterations could be out of bounds).  Checks and masked values stay.  Inner loops first, so that a value travels as
 far out as it can.
@@ -67,6 +69,8 @@ class _Hoister:
     def loop(self, loop: For) -> list[Stmt]:
         """The loop, after what has left it."""
         body = self.block(loop.body)
+        if loop.kind.name == "block":
+            return [For(loop.axis, body, loop.kind)]
         variant: set[Atom] = {loop.axis}
         written: set[int] = set()
         for stmt in statements(body):

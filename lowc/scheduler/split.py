@@ -14,17 +14,35 @@ from dataclasses import dataclass, field, replace
 
 from lowc.ir.index import Axis, Index, Opaque, constant, depends_on, ix, minimum
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import Acc, Buffer, For, If, Launch, Let, Load, Module, Step, Stmt, Store, Update, Var
+from lowc.ir.nodes import (
+    Acc,
+    Buffer,
+    Const,
+    For,
+    If,
+    Launch,
+    Let,
+    Load,
+    Module,
+    Op,
+    Step,
+    Stmt,
+    Store,
+    Update,
+    Var,
+)
+from lowc.ir.ops import identity
 from lowc.ir.walk import Substitution, exprs, indices, make_kernel, names, parts, statements
 from lowc.options import Options
 from lowc.scheduler.apply import outer_updates, reads_running
-from lowc.scheduler.apply_simt import conflict_of_threads, joined
+from lowc.scheduler.apply_simt import conflict_of_threads, joined, sunk
 from lowc.scheduler.nest import chain, estimate
 from lowc.scheduler.rename import apart, fresh
 from lowc.target import Target
 
 SMALL = 8192  # iterations that one block may do by itself
 CHUNK = 4096  # elements that a block takes at least of a reduction
+RUN = 8  # elements that a thread may access at once
 PARTS = 4  # blocks for each multiprocessor in a reduction in chunks
 
 
@@ -88,12 +106,57 @@ class _Splitter:
         updates = outer_updates(stmt)
         if not updates:
             self.grid(stmt)
-        elif reads_running(stmt, updates) or _stores(stmt) or any(self.loops_of(u) > 1 for u in updates):
+        elif reads_running(stmt, updates) or any(self.loops_of(u) > 1 for u in updates):
+            self.small().append(stmt)
+        elif (spilled := self.spilled(stmt, updates)) is not None:
+            self.grid(spilled[0])
+            self.add(spilled[1])
+        elif _stores(stmt):
             self.small().append(stmt)
         else:
             nest = _flat(stmt, self.names)
             chunks = self.chunks(estimate(nest.axis.extent), _work(stmt), 1)
             self.chunked(nest, updates, chunks, ())
+
+    def spilled(self, nest: For, updates: Sequence[Update]) -> tuple[For, For] | None:
+        """The rows of ``nest``, which update accumulators from outside once each, as a nest that stores what they contribute, and
+        a loop that combines that; None if there are no inner loops that blocks could share, or updates are in them."""
+        loops = chain((nest,))
+        inner = loops[-1].body
+        direct = [s for s in inner if isinstance(s, Update) and any(s.vars[0].name == u.vars[0].name for u in updates)]
+        if not any(isinstance(s, For) for s in inner) and not _stores(nest) or len(direct) != len(updates):
+            return None
+        if any(_updates((s,), u.vars[0].name) for s in inner if isinstance(s, For | If) for u in updates):
+            return None
+        if any(depends_on(loop.axis.extent, f.axis) for loop in loops for f in loops):
+            return None
+        if any(len(s.vars) > 1 and s.mask is not None for s in direct):
+            return None
+        row: Index = ix(0)
+        rows: Index = ix(1)
+        for loop in loops:
+            row = row * loop.axis.extent + loop.axis
+            rows = rows * loop.axis.extent
+        again = Axis(fresh(f"{nest.axis.name}_r", self.names), rows)
+        body: list[Stmt] = []
+        combine: list[Stmt] = []
+        for stmt in inner:
+            if not any(stmt is u for u in direct):
+                body.append(stmt)
+                continue
+            assert isinstance(stmt, Update)
+            held = [self.temp(f"{v.name}_rows", v, rows) for v in stmt.vars]
+            for buffer, value in zip(held, stmt.values, strict=True):
+                if stmt.mask is not None:
+                    nothing = Const(identity(stmt.reducer, buffer.dtype), buffer.dtype)
+                    value = Op("select", (stmt.mask, value, nothing), buffer.dtype)
+                body.append(Store(buffer, (row,), value))
+            combine.append(Update(stmt.vars, stmt.reducer, tuple([Load(b, (ix(again),)) for b in held])))
+        new: tuple[Stmt, ...] = tuple(body)
+        for loop in reversed(loops):
+            new = (For(loop.axis, new),)
+        assert isinstance(new[0], For)
+        return new[0], For(again, tuple(combine))
 
     def loops_of(self, update: Update) -> int:
         """How many statements at the top of the kernel update what ``update`` does."""
@@ -139,6 +202,7 @@ class _Splitter:
         """Adds the launch that makes ``chunks`` partial results of ``stage`` for each iteration of ``loops``; the statements that
         combine them, which without ``loops`` are added to the next launch."""
         extent = stage.axis.extent
+        chunks = _even(constant(extent), chunks)
         size = (extent + (chunks - 1)) // chunks
         chunk = Axis(fresh(f"{stage.axis.name}_c", self.names), ix(chunks))
         whole = constant(extent) is not None and constant(extent) == (constant(size) or 0) * chunks
@@ -163,7 +227,7 @@ class _Splitter:
             accs.append(Acc(own, update.reducer))
             for old, new in zip(update.vars, own, strict=True):
                 place.rename(old.name, new)
-                parts_ = self.temp(f"{old.name}_parts", old, rows * chunks)
+                parts_ = self.temp(f"{old.name}_parts", old, ix(rows * chunks))
                 keep.append(Store(parts_, (ix(chunk) * rows + mine,), new))
                 load[old.name] = Load(parts_, (ix(again) * rows + row,))
         inside = _renamed(place, stage.body, self.names)
@@ -176,9 +240,9 @@ class _Splitter:
             self.small().append(combine)
         return [combine]
 
-    def temp(self, name: str, var: Var, size: int) -> Buffer:
+    def temp(self, name: str, var: Var, size: Index) -> Buffer:
         """New memory for ``size`` values of ``var``'s dtype."""
-        buffer = Buffer(fresh(name, self.taken), var.dtype, (ix(size),), (ix(1),))
+        buffer = Buffer(fresh(name, self.taken), var.dtype, (size,), (ix(1),))
         self.temps.append(buffer)
         self.own[id(buffer)] = buffer
         return buffer
@@ -201,14 +265,14 @@ class _Splitter:
             for name in wanted:
                 home, var = defined[name]
                 if name not in kept:
-                    kept[name] = self.temp(f"{name}_value", var, 1)
+                    kept[name] = self.temp(f"{name}_value", var, ix(1))
                     self.parts[home].body.append(Store(kept[name], (ix(0),), var))
                 own = Var(fresh(name, self.names), var.dtype)
                 lets.append(Let(own, Load(kept[name], (ix(0),))))
                 rename.rename(name, own)
             if lets:
                 body = rename.body(tuple(part.body))
-                part.body = list(_sunk(body[0], lets)) if part.grid else [*lets, *body]
+                part.body = list(sunk(body[0], lets)) if part.grid and isinstance(body[0], For) else [*lets, *body]
 
     def sink_accumulators(self) -> None:
         """Moves each Acc at the top to the part of its first update that is at the top."""
@@ -239,6 +303,16 @@ class _Splitter:
 
 
 # ---------------------------------------------------------------- facts
+
+
+def _even(extent: int | None, chunks: int) -> int:
+    """A number of chunks of equal size, a multiple of ``RUN``: the largest from a quarter of ``chunks`` on; else ``chunks``."""
+    if extent is not None:
+        for count in range(chunks, chunks // 4, -1):
+            if extent % count == 0 and extent // count % RUN == 0:
+                return count
+    return chunks
+
 
 
 def _is_grid(body: Sequence[Stmt]) -> bool:
@@ -293,11 +367,3 @@ def _renamed(place: Substitution, body: Sequence[Stmt], taken: set[str]) -> tupl
             for var in stmt.vars:
                 place.rename(var.name, Var(fresh(var.name, taken), var.dtype))
     return place.body(tuple(body))
-
-
-def _sunk(nest: Stmt, lets: Sequence[Let]) -> tuple[Stmt, ...]:
-    """``nest`` with ``lets`` at the start of its innermost directly nested loop."""
-    assert isinstance(nest, For)
-    if len(nest.body) == 1 and isinstance(nest.body[0], For):
-        return (For(nest.axis, _sunk(nest.body[0], lets), nest.kind),)
-    return (For(nest.axis, (*lets, *nest.body), nest.kind),)
