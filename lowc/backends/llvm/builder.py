@@ -13,7 +13,8 @@ ATTRIBUTES = '#0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-widt
 class ModuleText:
     """The functions and declarations of one LLVM module."""
 
-    def __init__(self) -> None:
+    def __init__(self, attributes: str = ATTRIBUTES) -> None:
+        self.attributes = attributes
         self.functions: list[str] = []
         self.declarations: dict[str, str] = {}
         self.globals: dict[str, str] = {}
@@ -28,7 +29,7 @@ class ModuleText:
                 *self.declarations.values(),
                 "",
                 *self.functions,
-                f"attributes {ATTRIBUTES}",
+                f"attributes {self.attributes}",
                 "",
             ]
         )
@@ -100,17 +101,18 @@ class Builder:
         carried: Sequence[tuple[str, str]],
         body: Callable[[str, list[str]], Sequence[str]],
         runs: bool,
+        type_: str = "i64",
     ) -> list[str]:
         """for i = low; i < high; i += step, with ``carried`` (type, first value) through ``body(i, values)
         → next values``.
 
         Returns the values after the loop.  ``runs``: at least one iteration is certain, so no test comes
-        before the first.
+        before the first.  ``type_``: of the index.
         """
         head, done = self.name("loop"), self.name("done")
         before = self.block
         if not runs:
-            enter = self.op(f"icmp slt i64 {low}, {high}")
+            enter = self.op(f"icmp slt {type_} {low}, {high}")
             self.line(f"br i1 {enter}, label {head}, label {done}")
         else:
             self.line(f"br label {head}")
@@ -121,11 +123,11 @@ class Builder:
         self.scopes.append({})
         new = list(body(index, values))
         self.scopes.pop()
-        self.line(f"{following} = add nsw i64 {index}, {step}")
-        again = self.op(f"icmp slt i64 {following}, {high}")
+        self.line(f"{following} = add nsw {type_} {index}, {step}")
+        again = self.op(f"icmp slt {type_} {following}, {high}")
         last = self.block
         self.line(f"br i1 {again}, label {head}, label {done}")
-        phis = [f"  {index} = phi i64 [ {low}, %{before} ], [ {following}, %{last} ]"]
+        phis = [f"  {index} = phi {type_} [ {low}, %{before} ], [ {following}, %{last} ]"]
         for name, (type_, first), value in zip(values, carried, new, strict=True):
             phis.append(f"  {name} = phi {type_} [ {first}, %{before} ], [ {value}, %{last} ]")
         self.lines[position:position] = phis

@@ -1,5 +1,6 @@
-"""LLVM through llvmlite: text to object or assembly, object to callable addresses.  No IR passes: vectors
-are explicit already.
+"""LLVM through llvmlite: text to object, assembly or PTX, object to callable addresses.
+
+No IR passes, vectors are explicit already; but for PTX memory of a function becomes registers.
 """
 
 import ctypes
@@ -46,6 +47,30 @@ def emit_assembly(text: str, cpu: str, features: str, opt: int = 2) -> str:
     """The assembly for LLVM IR ``text``; raises CodegenError."""
     triple = llvm.get_process_triple()
     return _machine(triple, cpu, features, opt).emit_assembly(_parse(text))
+
+
+NVPTX = "nvptx64-nvidia-cuda"
+
+
+@cache
+def _nvptx(cpu: str, features: str) -> tuple[llvm.TargetMachine, llvm.PassBuilder]:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(NVPTX).create_target_machine(cpu=cpu, features=features, opt=3)
+    return machine, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=0))
+
+
+def emit_ptx(text: str, cpu: str, features: str) -> str:
+    """The PTX for LLVM IR ``text``, allocas promoted to registers where all their indices are constant; raises CodegenError."""
+    machine, builder = _nvptx(cpu, features)
+    module = _parse(text)
+    module.triple, module.data_layout = NVPTX, str(machine.target_data)
+    passes = llvm.create_new_function_pass_manager()
+    passes.add_sroa_pass()
+    for function in module.functions:
+        if not function.is_declaration:
+            passes.run(function, builder)
+    return machine.emit_assembly(module)
 
 
 @cache

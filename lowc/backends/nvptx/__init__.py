@@ -1,0 +1,34 @@
+"""The NVIDIA backend: a ``target`` from what the driver tells, ``compile_module`` to an Artifact with PTX, ``stages`` to look at.
+
+Module @MACHINE ── plan (threads) ── emit (LLVM IR text of one thread) ── toolchain (PTX)
+"""
+
+from collections.abc import Callable
+
+from lowc.artifact import Artifact
+from lowc.backends.llvm import toolchain
+from lowc.backends.nvptx import module as _module
+from lowc.backends.nvptx.detect import default, target
+from lowc.ir.nodes import Module
+from lowc.options import Options
+from lowc.target import Target
+
+__all__ = ["compile_module", "default", "stages", "target", "toolchain_key"]
+
+
+def compile_module(module: Module, target: Target, options: Options) -> Artifact:
+    """The Artifact for a module @MACHINE.  Raises CodegenError, naming the kernel, for what has no code."""
+    return _module.compile_module(module, target)
+
+
+def stages(target: Target, options: Options) -> dict[str, Callable[[Module], str]]:
+    """What a module @MACHINE becomes, as text, by file extension: ``.ll`` and ``.ptx``."""
+    return {
+        ".ll": lambda module: _module.emit_module(module, target)[0],
+        ".ptx": lambda module: _module.ptx(module, target),
+    }
+
+
+def toolchain_key() -> str:
+    """What generated code depends on besides module and target."""
+    return toolchain.version()

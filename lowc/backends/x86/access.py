@@ -2,8 +2,8 @@
 masks; checks.
 """
 
+from lowc.backends.llvm import literals
 from lowc.backends.llvm.types import memory, suffix, vector
-from lowc.backends.x86 import literals
 from lowc.backends.x86.accumulators import any_lane, not_
 from lowc.backends.x86.operations import Val, apply, binary, const, select, splat
 from lowc.backends.x86.region import Region, lane_numbers, scalar_index, varies, vector_index

@@ -1,43 +1,16 @@
 """Combining accumulators: two of them, the lanes of one, and all prefixes of its lanes."""
 
 from lowc.backends.llvm.builder import Builder
-from lowc.backends.x86.operations import Val, apply, binary, const, select
-from lowc.ir.nodes import Var
-from lowc.ir.ops import FIRST_INDEX, REDUCERS, identity
-from lowc.ir.types import bool_
+from lowc.backends.llvm.reduce import Values, identities
+from lowc.backends.llvm.reduce import combine as pairs
+from lowc.backends.x86.operations import Val, apply
 
-Values = list[Val]
-
-
-def identities(variables: tuple[Var, ...], reducer: str, lanes: int) -> Values:
-    """What the accumulators start from."""
-    first = const(identity(reducer, variables[0].dtype), variables[0].dtype, lanes)
-    if len(variables) == 1:
-        return [first]
-    return [first, const(FIRST_INDEX, variables[1].dtype, lanes)]
+__all__ = ["Values", "across_lanes", "combine", "identities", "lane", "prefixes", "repeat_last", "shuffled"]
 
 
 def combine(b: Builder, reducer: str, a: Values, c: Values, ops: frozenset[str]) -> Values:
-    """Accumulators ``a`` and ``c`` as one; a pair keeps the first NaN, else the first best value.
-
-    ``a`` is the older one: max and min are written so that the chain of instructions from it is short.  Which
-    of 0.0 and -0.0 they keep depends on the grouping.
-    """
-    row = REDUCERS[reducer]
-    if row.arity == 1:
-        return [apply(b, row.op, [c[0], a[0]] if row.op in ("max", "min") else [a[0], c[0]], a[0].dtype, ops)]
-    (value, index), (new, at) = a, c
-    wins = binary(b, "gt" if reducer == "argmax" else "lt", new, value)
-    ties = binary(b, "eq", new, value)
-    if value.dtype.kind == "f":
-        old_nan = Val(b.pure(f"fcmp uno {value.type} {value.text}, {value.text}"), bool_, value.lanes)
-        new_nan = Val(b.pure(f"fcmp uno {new.type} {new.text}, {new.text}"), bool_, new.lanes)
-        old_fine = binary(b, "xor", old_nan, const(True, bool_, old_nan.lanes))
-        wins = binary(b, "or", wins, binary(b, "and", new_nan, old_fine))
-        ties = binary(b, "or", ties, binary(b, "and", new_nan, old_nan))
-    earlier = binary(b, "lt", at, index)
-    take = binary(b, "or", wins, binary(b, "and", ties, earlier))
-    return [select(b, take, new, value), select(b, take, at, index)]
+    """``a`` and ``c``, of which ``a`` is the older, as one."""
+    return pairs(b, reducer, a, c, lambda name, x, y: apply(b, name, [x, y], x.dtype, ops))
 
 
 def across_lanes(b: Builder, reducer: str, values: Values, ops: frozenset[str]) -> Values:

@@ -1,0 +1,333 @@
+"""Loads and stores: contiguous, aligned lanes 16 bytes at a time, one element for all lanes, or lane by lane; masks; checks."""
+
+from collections.abc import Callable, Sequence
+
+from lowc.backends.llvm.types import memory as memory_type
+from lowc.backends.llvm.values import Val, binary, const, select
+from lowc.backends.nvptx.atomics import atomic
+from lowc.backends.nvptx.operations import AMPERE, apply, cast, narrow_pair
+from lowc.backends.nvptx.thread import WORD, Memory, Thread, Vals, flat, lanes_of, plus, total, varies
+from lowc.errors import CodegenError
+from lowc.ir.index import Index, constant, split
+from lowc.ir.nodes import Buffer
+from lowc.ir.types import DType, bf16, bool_, f32
+
+WIDE = 16  # bytes of the widest access
+POINTER = {0: "ptr", 1: "ptr addrspace(1)", 3: "ptr addrspace(3)"}
+
+
+def address(t: Thread, buffer: Buffer, place: Index, lane: int) -> str:
+    """The pointer to an element."""
+    where = t.memory[buffer.name]
+    margin = sum(abs(c) for m, c in place.terms if not m)
+    size = constant(buffer.shape[0]) if where.space == 1 else 0
+    # an address in a buffer of known size fits, whatever its parts are; outside a mask nothing is accessed
+    small = (size is not None and size + margin < WORD) or t.fits(place)
+    bits = 32 if small else 64
+    text, number = total(t, place, lane, bits)
+    kind, element = POINTER[where.space], memory_type(buffer.dtype)
+    pointer = where.pointers[lane if len(where.pointers) > 1 else 0]
+    if text:
+        pointer = t.b.pure(f"getelementptr {element}, {kind} {pointer}, i{bits} {text}", "g")
+    return t.b.pure(f"getelementptr {element}, {kind} {pointer}, i64 {number}", "g") if number else pointer
+
+
+def _width(t: Thread, buffer: Buffer, where: Memory, place: Index) -> int:
+    """How many neighbouring lanes one access may serve: 1 if they are no neighbours, or not known to be aligned."""
+    if t.lanes is None or where.space == 0:
+        return 1
+    step, rest = split(place, t.lanes.axis)
+    if constant(step) != 1 or varies(t, rest):
+        return 1
+    width = min(WIDE // buffer.dtype.bytes, t.lanes.count)
+    base = t.lanes.base if isinstance(t.lanes.base, int) else t.lanes.count
+    multiples = [t.lanes.count, base, *(_multiple(t, m, c) for m, c in rest.terms)]
+    while width > 1 and any(m % width for m in multiples):
+        width //= 2
+    return max(1, width)
+
+
+def _multiple(t: Thread, monomial: Sequence[object], coefficient: int) -> int:
+    """A number that a term is a multiple of."""
+    for atom in monomial:
+        known = t.axes.get(getattr(atom, "name", ""))
+        if isinstance(known, int):
+            coefficient *= known
+    return coefficient
+
+
+def both(t: Thread, a: Vals | None, c: Vals | None) -> Vals | None:
+    """The conjunction of two masks; None holds everywhere."""
+    if a is None or c is None:
+        return c if a is None else a
+    lanes = max(len(a), len(c))
+    return tuple(binary(t.b, "and", lane(a, n), lane(c, n)) for n in range(lanes))
+
+
+def lane(value: Vals, number: int) -> Val:
+    """The value in a lane."""
+    return value[number if len(value) > 1 else 0]
+
+
+def _known(mask: Vals | None) -> Vals | None:
+    return None if mask is not None and all(m.text == "true" for m in mask) else mask
+
+
+def _all(t: Thread, mask: Vals) -> str:
+    held = mask[0]
+    for other in mask[1:]:
+        held = binary(t.b, "and", held, other)
+    return held.text
+
+
+# ---------------------------------------------------------------- loads
+
+
+def load(t: Thread, buffer: Buffer, index: tuple[Index, ...], mask: Vals | None) -> Vals:
+    """An element, or one a lane; 0 where ``mask`` is off."""
+    where, mask = t.memory[buffer.name], _known(mask)
+    place = flat(where, index, buffer.strides) if where.space != 1 else index[0]
+    if len(where.pointers) > 1 and t.lanes is None:
+        raise CodegenError(f"{buffer.name} of a lane is read outside its loop")
+    count = max(len(where.pointers), lanes_of(t, (place,)))
+    if count == 1 and mask is not None and len(mask) > 1:
+        count = len(mask)
+    width = _width(t, buffer, where, place) if count > 1 else 1
+    if width > 1 and where.space == 1:
+        t.aligned.add(buffer.name)
+
+    def whole() -> list[str]:
+        if width > 1:
+            return [v.text for n in range(0, count, width) for v in _wide(t, buffer, place, n, width)]
+        return [_one(t, buffer, place, n).text for n in range(count)]
+
+    none = const(False if buffer.dtype.kind == "b" else 0, buffer.dtype)
+    kind = none.type
+    if mask is None:
+        texts = whole()
+    elif len(mask) == 1:
+        texts = t.b.branch(mask[0].text, [(kind, none.text)] * count, whole)
+    else:
+        texts = [none.text] * count
+        some = ""
+        if width > 1:
+            every = _all(t, mask)
+            texts = t.b.branch(every, [(kind, none.text)] * count, whole)
+            some = t.b.pure(f"xor i1 {every}, true")
+
+        def single() -> list[str]:
+            return [_masked_one(t, buffer, place, n, lane(mask, n), texts[n]) for n in range(count)]
+
+        texts = t.b.branch(some, [(kind, x) for x in texts], single) if some else single()
+    return tuple(Val(x, buffer.dtype) for x in texts)
+
+
+def _masked_one(t: Thread, buffer: Buffer, place: Index, n: int, mask: Val, other: str) -> str:
+    if mask.text in ("true", "false"):
+        return _one(t, buffer, place, n).text if mask.text == "true" else other
+    kind = Val("", buffer.dtype).type
+    (text,) = t.b.branch(mask.text, [(kind, other)], lambda: [_one(t, buffer, place, n).text])
+    return text
+
+
+def _emit_load(t: Thread, buffer: Buffer, type_: str, pointer: str, align: int) -> str:
+    """Equal loads of what nobody writes are one."""
+    where = t.memory[buffer.name]
+    fixed = where.space == 1 and buffer.name not in t.written
+    return (t.b.pure if fixed else t.b.op)(f"load {type_}, {POINTER[where.space]} {pointer}, align {align}")
+
+
+def _one(t: Thread, buffer: Buffer, place: Index, n: int) -> Val:
+    text = _emit_load(t, buffer, memory_type(buffer.dtype), address(t, buffer, place, n), buffer.dtype.bytes)
+    return _from_memory(t, text, buffer.dtype)
+
+
+def _from_memory(t: Thread, text: str, dtype: DType) -> Val:
+    return Val(t.b.pure(f"icmp ne i8 {text}, 0") if dtype.kind == "b" else text, dtype)
+
+
+def _wide(t: Thread, buffer: Buffer, place: Index, first: int, width: int) -> list[Val]:
+    dtype = buffer.dtype
+    align = width * dtype.bytes
+    pointer = address(t, buffer, place, first)
+    if dtype.bits == 16:
+        # as 32-bit words, whose halves widen to f32 by one instruction each
+        type_ = f"<{width // 2} x i32>" if width > 2 else "i32"
+        text = _emit_load(t, buffer, type_, pointer, align)
+        out: list[Val] = []
+        for n in range(width // 2):
+            word = t.b.pure(f"extractelement {type_} {text}, i32 {n}") if width > 2 else text
+            out += [Val(x, dtype) for x in split_word(t, word)]
+        return out
+    type_ = f"<{width} x {memory_type(dtype)}>"
+    text = _emit_load(t, buffer, type_, pointer, align)
+    return [_from_memory(t, t.b.pure(f"extractelement {type_} {text}, i32 {n}"), dtype) for n in range(width)]
+
+
+def split_word(t: Thread, word: str) -> tuple[str, str]:
+    """The halves of an i32; where they came from is kept."""
+    low = t.b.pure(f"trunc i32 {word} to i16")
+    high = t.b.pure(f"trunc i32 {t.b.pure(f'lshr i32 {word}, 16')} to i16")
+    t.halves[low], t.halves[high] = (word, 0), (word, 1)
+    return low, high
+
+
+def convert(t: Thread, value: Vals, dtype: DType) -> Vals:
+    """``value`` cast to ``dtype``, to narrow floats two lanes at a time."""
+    source = value[0].dtype
+    if source == bf16 and dtype.kind == "f" and dtype.bits >= 32:
+        return tuple(cast(t.b, _widened(t, v), dtype, t.ops) for v in value)
+    if dtype.kind == "f" and dtype.bits == 16 and source != dtype and len(value) % 2 == 0 and AMPERE in t.ops:
+        singles = [cast(t.b, v, f32, t.ops) for v in value]
+        out: list[Val] = []
+        for x, y in zip(singles[::2], singles[1::2], strict=True):
+            out += [Val(half, dtype) for half in split_word(t, narrow_pair(t.b, x, y, dtype))]
+        return tuple(out)
+    return tuple(cast(t.b, v, dtype, t.ops) for v in value)
+
+
+def _widened(t: Thread, v: Val) -> Val:
+    found = t.halves.get(v.text)
+    if found is None:
+        return cast(t.b, v, f32, t.ops)
+    word, high = found
+    bits = t.b.pure(f"and i32 {word}, -65536" if high else f"shl i32 {word}, 16")
+    return Val(t.b.pure(f"bitcast i32 {bits} to float"), f32)
+
+
+# ---------------------------------------------------------------- stores
+
+
+def store(
+    t: Thread, buffer: Buffer, index: tuple[Index, ...], value: Vals, mask: Vals | None, reducer: str
+) -> None:
+    """Writes where ``mask`` holds or, with a ``reducer``, combines: by an atomic operation where others may as well."""
+    where, mask = t.memory[buffer.name], _known(mask)
+    place = flat(where, index, buffer.strides) if where.space != 1 else index[0]
+    count = max(len(where.pointers), lanes_of(t, (place,)))
+    inside = t.lanes.count if t.lanes is not None else 1
+    if count == 1 and inside > 1:
+        # all lanes meet in one element
+        if not reducer and (len(value) > 1 or (mask is not None and len(mask) > 1)):
+            raise CodegenError(f"lanes meet in one element of {buffer.name}")
+        count = inside if reducer else 1
+    if reducer:
+        for n in range(count):
+            _under(t, mask, n, lambda n=n: _combine(t, buffer, place, n, lane(value, n), reducer))
+        return
+    width = _width(t, buffer, where, place) if count > 1 else 1
+    if width > 1 and where.space == 1:
+        t.aligned.add(buffer.name)
+
+    def whole() -> list[str]:
+        for n in range(0, count, width):
+            if width > 1:
+                _store_wide(t, buffer, place, n, [lane(value, n + k) for k in range(width)])
+            else:
+                _store_one(t, buffer, place, n, lane(value, n))
+        return []
+
+    if mask is None:
+        whole()
+    elif len(mask) == 1:
+        t.b.branch(mask[0].text, [], whole)
+    elif width > 1:
+        every = _all(t, mask)
+        t.b.branch(every, [], whole)
+
+        def single() -> list[str]:
+            for n in range(count):
+                _under(t, mask, n, lambda n=n: _store_one(t, buffer, place, n, lane(value, n)))
+            return []
+
+        t.b.branch(t.b.pure(f"xor i1 {every}, true"), [], single)
+    else:
+        for n in range(count):
+            _under(t, mask, n, lambda n=n: _store_one(t, buffer, place, n, lane(value, n)))
+
+
+def _under(t: Thread, mask: Vals | None, n: int, body: Callable[[], None]) -> None:
+    held = "true" if mask is None else lane(mask, n).text
+
+    def then() -> list[str]:
+        body()
+        return []
+
+    if held == "true":
+        body()
+    elif held != "false":
+        t.b.branch(held, [], then)
+
+
+def _to_memory(t: Thread, value: Val) -> str:
+    return t.b.pure(f"zext i1 {value.text} to i8") if value.dtype.kind == "b" else value.text
+
+
+def _store_one(t: Thread, buffer: Buffer, place: Index, n: int, value: Val) -> None:
+    pointer, kind = address(t, buffer, place, n), POINTER[t.memory[buffer.name].space]
+    element = memory_type(buffer.dtype)
+    t.b.line(f"store {element} {_to_memory(t, value)}, {kind} {pointer}, align {buffer.dtype.bytes}")
+
+
+def _store_wide(t: Thread, buffer: Buffer, place: Index, first: int, values: list[Val]) -> None:
+    element, texts = memory_type(buffer.dtype), [_to_memory(t, v) for v in values]
+    align = len(values) * buffer.dtype.bytes
+    if buffer.dtype.bits == 16:
+        element, texts = "i32", [_word(t, x, y) for x, y in zip(texts[::2], texts[1::2], strict=True)]
+    type_, out = f"<{len(texts)} x {element}>", "poison"
+    for n, x in enumerate(texts):
+        out = t.b.pure(f"insertelement {type_} {out}, {element} {x}, i32 {n}")
+    kind = POINTER[t.memory[buffer.name].space]
+    t.b.line(f"store {type_} {out}, {kind} {address(t, buffer, place, first)}, align {align}")
+
+
+def _word(t: Thread, low: str, high: str) -> str:
+    """Two i16 as one i32."""
+    a, c = t.halves.get(low), t.halves.get(high)
+    if a is not None and c is not None and a[0] == c[0] and (a[1], c[1]) == (0, 1):
+        return a[0]
+    wide = [t.b.pure(f"zext i16 {x} to i32") for x in (low, high)]
+    return t.b.pure(f"or i32 {t.b.pure(f'shl i32 {wide[1]}, 16')}, {wide[0]}")
+
+
+def _combine(t: Thread, buffer: Buffer, place: Index, n: int, value: Val, reducer: str) -> None:
+    where = t.memory[buffer.name]
+    if where.space:
+        atomic(t, address(t, buffer, place, n), POINTER[where.space], value, reducer)
+        return
+    _store_one(
+        t,
+        buffer,
+        place,
+        n,
+        apply(t.b, reducer, [_one(t, buffer, place, n), value], buffer.dtype, t.ops),
+    )
+
+
+# ---------------------------------------------------------------- checks
+
+
+def checked_index(t: Thread, value: Val, size: Val, mask: Val) -> Val:
+    """``value`` if 0 <= value < size and the mask holds, else 0; a failure under the mask is noted as error 1."""
+    inside = Val(t.b.pure(f"icmp ult {value.type} {value.text}, {size.text}"), bool_)
+    _note(t, inside, mask, 1)
+    return select(t.b, binary(t.b, "and", inside, mask), value, const(0, value.dtype))
+
+
+def checked_nonzero(t: Thread, value: Val, mask: Val) -> Val:
+    """``value``, or 1 where it is 0; a 0 under the mask is noted as error 2."""
+    fine = binary(t.b, "ne", value, const(0, value.dtype))
+    _note(t, fine, mask, 2)
+    return select(t.b, fine, value, const(1, value.dtype))
+
+
+def _note(t: Thread, fine: Val, mask: Val, kind: int) -> None:
+    failed = binary(t.b, "and", mask, binary(t.b, "xor", fine, const(True, bool_)))
+
+    def then() -> list[str]:
+        code = t.b.pure("shl i64 %step, 4")
+        t.b.line(f"store i64 {plus(t.b, code, str(kind), 64)}, ptr addrspace(1) %error, align 8")
+        return []
+
+    if failed.text != "false":
+        t.b.branch(failed.text, [], then)

@@ -1,0 +1,92 @@
+"""A kernel as a function of its module, and what its launch needs: ``emit_kernel``."""
+
+from math import prod
+
+from lowc.artifact import Entry
+from lowc.backends.llvm.builder import Builder, ModuleText
+from lowc.backends.nvptx.detect import capability
+from lowc.backends.nvptx.emit import Emitter
+from lowc.backends.nvptx.operations import AMPERE
+from lowc.backends.nvptx.plan import plan
+from lowc.backends.nvptx.thread import Memory, Thread, operand, sized
+from lowc.ir.index import ONE, Index
+from lowc.ir.nodes import Barrier, For, Kernel, Stmt
+from lowc.ir.walk import loads, statements, stores
+from lowc.target import Target
+
+SPECIAL = "llvm.nvvm.read.ptx.sreg"
+
+
+def symbol(name: str) -> str:
+    """The name of a kernel in PTX, which knows no dots."""
+    return "k_" + name.replace(".", "$")
+
+
+def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
+    """Adds ``kernel`` to ``text``.  Raises CodegenError for what has no code."""
+    b = Builder(text)
+    name = symbol(kernel.name)
+    shape = plan(kernel)
+    abilities = target.ops | ({AMPERE} if capability(target) >= 80 else frozenset[str]())
+    tid = {d: special(b, f"tid.{d}", n) for d, n in shape.threads.items()}
+    thread = Thread(b, abilities, shape.threads, tid)
+    thread.written = frozenset(s.buffer.name for s in stores(kernel.body))
+    for param in kernel.params:
+        thread.memory[param.name] = Memory((f'%"p.{param.name}"',), 1)
+    for size in kernel.sizes:
+        thread.sizes[size.name] = f'%"s.{size.name}"'
+    blocks, body = block_loops(kernel.body)
+    grid = bind_blocks(thread, blocks)
+    emitter = Emitter(thread, kernel, shape, name)
+    emitter.body(body)
+    params = [parameter(kernel, thread, p.name) for p in kernel.params]
+    params += [f"i64 {thread.sizes[s.name]}" for s in kernel.sizes]
+    params += ["ptr addrspace(1) %error", "i64 %step"]
+    bound = f'"nvvm.maxntid"="{shape.threads["x"]},{shape.threads["y"]},1"'
+    b.finish(f"ptx_kernel void @{name}({', '.join(params)}) {bound}")
+    aligned = tuple(n for n, p in enumerate(kernel.params) if p.name in thread.aligned)
+    return Entry(name, grid, (shape.threads["x"], shape.threads["y"]), emitter.shared, aligned)
+
+
+def special(b: Builder, register: str, count: int) -> str:
+    """The thread's number in a dimension of ``count`` threads."""
+    if count == 1:
+        return "0"
+    b.module.declare(f"{SPECIAL}.{register}", "i32", "")
+    return b.op(f"call range(i32 0, {count}) i32 @{SPECIAL}.{register}()", "t")
+
+
+def parameter(kernel: Kernel, thread: Thread, name: str) -> str:
+    """A buffer as a parameter.  What the kernel only reads goes through the read-only path; where threads read what others wrote,
+    LLVM must not take the memory for private."""
+    written = name in thread.written
+    shared = written and any(isinstance(s, Barrier) for s in statements(kernel.body))
+    private = not (shared and any(load.buffer.name == name for load in loads(kernel.body)))
+    words = ["ptr addrspace(1)", "noalias" if private else "", "" if written else "readonly"]
+    words += ["align 16" if name in thread.aligned else "", f'%"p.{name}"']
+    return " ".join(w for w in words if w)
+
+
+def block_loops(body: tuple[Stmt, ...]) -> tuple[list[For], tuple[Stmt, ...]]:
+    """The block loops around a kernel, from the outermost, and what is in them."""
+    loops: list[For] = []
+    while len(body) == 1 and isinstance(body[0], For) and body[0].kind.name == "block":
+        loops.append(body[0])
+        body = body[0].body
+    return loops, body
+
+
+def bind_blocks(t: Thread, loops: list[For]) -> Index:
+    """Gives the axes of block loops their values; returns the number of blocks."""
+    grid = prod((loop.axis.extent for loop in loops), start=ONE)
+    if not loops:
+        return grid
+    t.b.module.declare(f"{SPECIAL}.ctaid.x", "i32", "")
+    number = t.b.op(f"call i32 @{SPECIAL}.ctaid.x()", "b")
+    for loop in reversed(loops[1:]):
+        extent, bits = operand(t, loop.axis.extent)
+        extent = sized(t.b, extent, bits, 32)
+        t.axes[loop.axis.name] = (t.b.pure(f"urem i32 {number}, {extent}"), 32)
+        number = t.b.pure(f"udiv i32 {number}, {extent}")
+    t.axes[loops[0].axis.name] = (number, 32)
+    return grid

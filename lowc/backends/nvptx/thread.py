@@ -1,0 +1,326 @@
+"""The state of one kernel in the making: what one thread sees, and how index expressions become integers in it.
+
+An index expression is computed in 32 bits where its value, and what it is without its constant part, is proven to fit, else in
+64.  Axes of unrolled loops and lanes are numbers, not operands, so that their share of an address is known.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from lowc.backends.llvm.builder import Builder
+from lowc.backends.llvm.values import Val
+from lowc.errors import CodegenError
+from lowc.ir.index import (
+    ZERO,
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Max,
+    Min,
+    Mod,
+    Opaque,
+    Symbol,
+    atoms,
+    constant,
+    lower_bound,
+    upper_bound,
+)
+from lowc.ir.types import i64
+
+Vals = tuple[Val, ...]
+"""A value: one for all lanes of the vector loop at hand, or one a lane."""
+Number = tuple[str, int]
+"""A sum: an operand ("" for none) and a constant."""
+WORD = 1 << 31
+
+
+@dataclass(slots=True)
+class Lanes:
+    """The vector loop around what is emitted now: its axis is ``base`` (an operand of ``bits``, or a number) + 0 .. count-1."""
+
+    axis: Axis
+    count: int
+    base: str | int
+    bits: int = 32
+
+
+@dataclass(slots=True)
+class Group:
+    """Accumulators: for each lane that has its own, the memory of each of ``vars``.
+
+    ``size``: elements of each (an array of accumulators), 0 for a single one.  ``over``: the dimensions across whose threads they
+    are combined when the last update is done.
+    """
+
+    vars: tuple[tuple[str, Val], ...]
+    reducer: str
+    size: int
+    over: frozenset[str]
+    places: list[list[str]]
+
+
+@dataclass(slots=True)
+class Memory:
+    """Where a buffer is: a pointer (one for each lane that has its own) in an address space, and which of its leading indices
+    are threads."""
+
+    pointers: tuple[str, ...]
+    space: int
+    distributed: int = 0
+
+
+@dataclass(slots=True)
+class Thread:
+    """``axes``: an operand with its bits, or a number.  ``tid``: thread numbers by dimension, ``threads`` how many there are.
+
+    ``open``: the dimensions whose thread loops are around.  ``active``: a condition under which the thread takes part ("":
+    always): it walks along, but writes nothing.  ``aligned``: params that are accessed 16 bytes at a time.
+    """
+
+    b: Builder
+    ops: frozenset[str]
+    threads: dict[str, int]
+    tid: dict[str, str]
+    variables: dict[str, Vals] = field(default_factory=dict[str, Vals])
+    axes: dict[str, tuple[str, int] | int] = field(default_factory=dict[str, "tuple[str, int] | int"])
+    memory: dict[str, Memory] = field(default_factory=dict[str, Memory])
+    sizes: dict[str, str] = field(default_factory=dict[str, str])
+    groups: dict[str, Group] = field(default_factory=dict[str, Group])
+    written: frozenset[str] = frozenset()
+    aligned: set[str] = field(default_factory=set[str])
+    lanes: Lanes | None = None
+    open: frozenset[str] = frozenset()
+    active: str = ""
+    bounds: dict[Index, tuple[int | None, int | None]] = field(
+        default_factory=dict[Index, tuple[int | None, int | None]]
+    )
+    halves: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+
+    def variable(self, name: str) -> Vals:
+        """The value of a let or of an accumulator."""
+        found = self.variables.get(name)
+        if found is not None:
+            return found
+        group = self.groups[name]
+        position = next(n for n, (var, _) in enumerate(group.vars) if var == name)
+        kind = group.vars[position][1]
+        return tuple(Val(self.b.op(f"load {kind.type}, ptr {p[position]}"), kind.dtype) for p in group.places)
+
+    def range(self, index: Index) -> tuple[int | None, int | None]:
+        """Bounds of ``index``, None where unknown."""
+        found = self.bounds.get(index)
+        if found is None:
+            low, high = lower_bound(index), upper_bound(index)
+            if low is None or high is None:
+                least, most = interval(index)
+                low, high = (least if low is None else low), (most if high is None else high)
+            found = self.bounds[index] = (low, high)
+        return found
+
+    def fits(self, index: Index) -> bool:
+        """Whether ``index`` can be computed in 32 bits."""
+        low, high = self.range(index)
+        margin = sum(abs(c) for m, c in index.terms if not m)
+        return low is not None and high is not None and low - margin >= -WORD and high + margin < WORD
+
+
+def interval(index: Index) -> tuple[int | None, int | None]:
+    """Bounds of ``index`` from those of each atom by itself, which may be below 0 (``lower_bound`` gives up there)."""
+    low: int | None = 0
+    high: int | None = 0
+    for monomial, coefficient in index.terms:
+        least: int | None = coefficient
+        most: int | None = coefficient
+        for atom in monomial:
+            ends = _atom_interval(atom)
+            if None in ends or least is None or most is None:
+                least = most = None  # one end alone is kept for a lone atom only
+                if len(monomial) == 1:
+                    scaled = [None if e is None else e * coefficient for e in ends]
+                    least, most = scaled if coefficient > 0 else scaled[::-1]
+                break
+            products = [x * y for x in (least, most) for y in ends if y is not None]
+            least, most = min(products), max(products)
+        low = None if low is None or least is None else low + least
+        high = None if high is None or most is None else high + most
+    return low, high
+
+
+def _atom_interval(atom: Atom) -> tuple[int | None, int | None]:
+    if isinstance(atom, Symbol):
+        return atom.lo, atom.hi
+    if isinstance(atom, Axis):
+        most = interval(atom.extent)[1]
+        return 0, None if most is None else max(0, most - 1)
+    if isinstance(atom, Opaque):
+        return None, None
+    if isinstance(atom, FloorDiv | Mod):
+        ends, den = interval(atom.num), constant(atom.den)
+        if isinstance(atom, Mod):
+            most = interval(atom.den)[1]
+            return 0, None if most is None else max(0, most - 1)
+        if den is None or den < 1:
+            return (0 if ends[0] is not None and ends[0] >= 0 else None), None
+        return tuple(None if e is None else e // den for e in ends)  # type: ignore[return-value]
+    a, c = interval(atom.a), interval(atom.b)
+    lows, highs = (a[0], c[0]), (a[1], c[1])
+    known_lows, known_highs = [x for x in lows if x is not None], [x for x in highs if x is not None]
+    if isinstance(atom, Min):
+        return min(known_lows) if len(known_lows) == 2 else None, min(known_highs, default=None)
+    return max(known_lows, default=None), max(known_highs) if len(known_highs) == 2 else None
+
+
+def varies(t: Thread, index: Index) -> bool:
+    """Whether ``index`` differs from lane to lane."""
+    if t.lanes is None:
+        return False
+    for atom in atoms(index):
+        if atom == t.lanes.axis or (isinstance(atom, Opaque) and len(t.variable(atom.name)) > 1):
+            return True
+    return False
+
+
+def lanes_of(t: Thread, indices: Iterable[Index]) -> int:
+    """How many values one that depends on ``indices`` has."""
+    return t.lanes.count if t.lanes is not None and any(varies(t, i) for i in indices) else 1
+
+
+def operand(t: Thread, index: Index, lane: int = 0, bits: int = 0) -> tuple[str, int]:
+    """``index`` in ``lane`` as an operand (a number is one too) of ``bits``, 32 or 64; by default of 32 if it fits."""
+    bits = bits or (32 if t.fits(index) else 64)
+    text, number = total(t, index, lane, bits)
+    if not text:
+        return str(_wrapped(number, bits)), bits
+    return plus(t.b, text, str(_wrapped(number, bits)), bits), bits
+
+
+def total(t: Thread, index: Index, lane: int, bits: int) -> Number:
+    """``index`` as an operand of ``bits`` plus a number, the part that differs from lane to lane where possible in the number."""
+    text, number = "", 0
+    for monomial, coefficient in index.terms:
+        factor, scale, shift = "", coefficient, 0
+        for atom in monomial:
+            if t.lanes is not None and atom == t.lanes.axis and not shift:
+                base = t.lanes.base
+                if isinstance(base, int):
+                    scale *= base + lane
+                    continue
+                value, shift = sized(t.b, base, t.lanes.bits, bits), lane
+                factor = times(t.b, factor, value, bits)
+                if shift:
+                    # what is left of the monomial, times the lane's number
+                    rest = tuple(a for a in monomial if a is not atom)
+                    more = total(t, Index(((rest, coefficient * lane),)), lane, bits)
+                    text = plus(t.b, text, more[0], bits)
+                    number += more[1]
+                continue
+            found = _atom(t, atom, lane, bits)
+            if isinstance(found, int):
+                scale *= found
+            else:
+                factor = times(t.b, factor, found, bits)
+        if not factor:
+            number += scale
+        elif scale:
+            text = plus(t.b, text, times(t.b, factor, str(_wrapped(scale, bits)), bits), bits)
+    return text, number
+
+
+def times(b: Builder, x: str, y: str, bits: int) -> str:
+    """x * y of operands ("" is 1)."""
+    if x in ("", "1"):
+        return y
+    return x if y in ("", "1") else b.pure(f"mul i{bits} {x}, {y}")
+
+
+def plus(b: Builder, x: str, y: str, bits: int) -> str:
+    """x + y of operands ("" is 0)."""
+    if x in ("", "0"):
+        return y
+    return x if y in ("", "0") else b.pure(f"add i{bits} {x}, {y}")
+
+
+def sized(b: Builder, text: str, have: int, want: int) -> str:
+    """A signed operand of ``have`` bits in ``want`` bits."""
+    if have == want or text[0] != "%":
+        return text
+    return b.pure(f"{'sext' if want > have else 'trunc'} i{have} {text} to i{want}")
+
+
+def _wrapped(number: int, bits: int) -> int:
+    half = 1 << bits - 1
+    return (number + half) % (2 * half) - half
+
+
+def _atom(t: Thread, atom: Atom, lane: int, bits: int) -> str | int:
+    if isinstance(atom, Axis):
+        found = t.axes[atom.name]
+        return found if isinstance(found, int) else sized(t.b, found[0], found[1], bits)
+    if isinstance(atom, Symbol):
+        return sized(t.b, t.sizes[atom.name], 64, bits)
+    if isinstance(atom, Opaque):
+        values = t.variable(atom.name)
+        return sized(t.b, values[lane if len(values) > 1 else 0].text, 64, bits)
+    a, c = (atom.num, atom.den) if isinstance(atom, FloorDiv | Mod) else (atom.a, atom.b)
+    inner = 32 if t.fits(a) and t.fits(c) else 64
+    x, y = operand(t, a, lane, inner)[0], operand(t, c, lane, inner)[0]
+    if x[0] != "%" and y[0] != "%":
+        return _known(atom, int(x), int(y))
+    if isinstance(atom, Min | Max):
+        word = "smin" if isinstance(atom, Min) else "smax"
+        text = t.b.call(f"llvm.{word}.i{inner}", f"i{inner}", [(f"i{inner}", x), (f"i{inner}", y)])
+    else:
+        text = _divided(t, atom, x, y, inner)
+    return sized(t.b, text, inner, bits)
+
+
+def _known(atom: FloorDiv | Mod | Min | Max, x: int, y: int) -> int:
+    if isinstance(atom, Min | Max):
+        return min(x, y) if isinstance(atom, Min) else max(x, y)
+    return x // max(1, y) if isinstance(atom, FloorDiv) else x % max(1, y)
+
+
+def _divided(t: Thread, atom: FloorDiv | Mod, x: str, y: str, bits: int) -> str:
+    """num // den or num % den rounding down, by 1 where den is below; unsigned where num cannot be negative."""
+    b, type_ = t.b, f"i{bits}"
+    if (t.range(atom.den)[0] or 0) < 1:
+        y = b.call(f"llvm.smax.{type_}", type_, [(type_, y), (type_, "1")])
+    low = t.range(atom.num)[0]
+    quotient = isinstance(atom, FloorDiv)
+    if low is not None and low >= 0:
+        return b.pure(f"{'udiv' if quotient else 'urem'} {type_} {x}, {y}")
+    rest = b.pure(f"srem {type_} {x}, {y}")
+    negative = b.pure(f"icmp slt {type_} {rest}, 0")
+    if not quotient:
+        return b.pure(f"select i1 {negative}, {type_} {b.pure(f'add {type_} {rest}, {y}')}, {type_} {rest}")
+    whole = b.pure(f"sdiv {type_} {x}, {y}")
+    return b.pure(f"select i1 {negative}, {type_} {b.pure(f'sub {type_} {whole}, 1')}, {type_} {whole}")
+
+
+def value(t: Thread, index: Index, lane: int) -> Val:
+    """``index`` in ``lane`` as a value of i64."""
+    text, bits = operand(t, index, lane)
+    return Val(sized(t.b, text, bits, 64), i64)
+
+
+def flat(memory: Memory, index: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
+    """The address of an element in elements; indices that are threads have no share in it."""
+    place = ZERO
+    for number, (i, stride) in enumerate(zip(index, strides, strict=True)):
+        if number >= memory.distributed:
+            place = place + i * stride
+    return place
+
+
+def uniform(t: Thread, index: Index, varying: set[str]) -> bool:
+    """Whether all threads have the same ``index``; ``varying``: axes and lets that differ from thread to thread."""
+    return not any(isinstance(a, Axis | Opaque) and a.name in varying for a in atoms(index))
+
+
+def known(index: Index, what: str) -> int:
+    """The number that ``index`` is; CodegenError if it is none."""
+    number = constant(index)
+    if number is None:
+        raise CodegenError(f"{what} is {index}, which is no number")
+    return number
