@@ -105,7 +105,7 @@ class _Sharer:
         mine = self.costly(loop)
         added = 0
         for key, expr in mine.items():
-            using = [n for n in later if key in self.costly(block[n])]  # type: ignore[arg-type]
+            using = [n for n in later if key in self.costly(block[n + added])]  # type: ignore[arg-type]
             size = (constant(loop.axis.extent) or 0) * expr.dtype.bytes
             if not using or size > self.room:
                 continue
