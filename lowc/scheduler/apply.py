@@ -18,6 +18,7 @@ from lowc.ir.index import (
     mod,
     prove_nonneg,
     split,
+    substitute,
     upper_bound,
 )
 from lowc.ir.index import atoms as index_atoms
@@ -26,13 +27,16 @@ from lowc.ir.nodes import (
     Acc,
     Alloc,
     Buffer,
+    Const,
     Expr,
     For,
+    FromIndex,
     If,
     Kernel,
     Kind,
     Let,
     Load,
+    Op,
     Stmt,
     Store,
     Update,
@@ -448,9 +452,10 @@ def conflict(loop: For, kind: Kind) -> str:
     for access in touched(loop.body):
         if id(access.buffer) not in inside:
             accesses.setdefault(id(access.buffer), []).append(access)
+    ranges = _checked(loop)
     for group in accesses.values():
         written = [a for a in group if isinstance(a, Store)]
-        if written and not _separate(loop.axis, inner, group):
+        if written and not _separate(loop.axis, inner, group, ranges):
             return f"iterations meet in {written[0].buffer.name}"
     return ""
 
@@ -466,7 +471,20 @@ def _bound_inside(loop: For) -> set[Atom]:
     return found
 
 
-def _separate(axis: Axis, inner: set[Atom], group: Sequence[Load | Store]) -> bool:
+def _checked(loop: For) -> dict[Atom, Index]:
+    """For each let in ``loop`` whose value a check keeps below a size: an axis of that extent, which has its range."""
+    found: dict[Atom, Index] = {}
+    for stmt in statements(loop.body):
+        if isinstance(stmt, Let) and isinstance(stmt.value, Op) and stmt.value.name == "check_index":
+            size = stmt.value.args[1]
+            if isinstance(size, FromIndex):
+                found[Opaque(stmt.var.name)] = ix(Axis(f"{stmt.var.name}?", size.index))
+            elif isinstance(size, Const):
+                found[Opaque(stmt.var.name)] = ix(Axis(f"{stmt.var.name}?", ix(int(size.value))))
+    return found
+
+
+def _separate(axis: Axis, inner: set[Atom], group: Sequence[Load | Store], ranges: dict[Atom, Index]) -> bool:
     """Whether accesses of different iterations of ``axis`` surely touch different elements.
 
     Each address must be ``c*axis + fixed + below + above`` with one c and one fixed part for all, ``0 <= below < c``, and above a
@@ -488,6 +506,7 @@ def _separate(axis: Axis, inner: set[Atom], group: Sequence[Load | Store]) -> bo
             single = Index((term,))
             if not mod(single, reach).terms:
                 continue
+            single = substitute(single, ranges) if ranges else single
             if any(isinstance(a, Opaque) for a in index_atoms(single)):
                 return False
             below = below + single
