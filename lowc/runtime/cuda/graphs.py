@@ -69,14 +69,14 @@ def _elsewhere(args: Sequence[Any]) -> bool:
 class Graphs:
     """The captured calls of one program.  ``captures``: how many were made.  ``reason``: why none (or no more) is made."""
 
-    def __init__(self, call: Call, artifact: Artifact, device: Device, capture: Any = None) -> None:
+    def __init__(self, call: Call, artifact: Artifact, device: Device) -> None:
         self.reason = refusal(artifact)
         self.captures = 0
         self._call = call
         self._device = device
         self._sets: dict[Any, _Set] = {}
         self._lock = RLock()
-        self._capture = capture or capture_with_torch
+        self._capture = capture_with_torch
         if self.reason:
             self._say(self.reason)
 
@@ -121,7 +121,7 @@ class Graphs:
 
     def _not_here(self, args: Sequence[Any]) -> str:
         for number, arg in enumerate(args):
-            if isinstance(arg, torch.Tensor) and arg.device.type != "cuda":
+            if isinstance(arg, torch.Tensor) and not self._device.seam.holds(arg):
                 return f"input {number} is on {arg.device}"
         return ""
 
@@ -210,21 +210,31 @@ def _cloned(out: Any) -> Any:
     return made.copy_(out)
 
 
-def capture_with_torch(call: Call, device: Device, args: list[Any], stay: frozenset[int]) -> Captured:
-    """Captures ``call`` on a stream of lowc's, with memory of its own.  ``args`` stays as it is."""
-    fixed: list[tuple[int, int]] = []
-    copies: list[tuple[int, torch.Tensor]] = []
+Fixed = list[tuple[int, int]]
+Copies = list[tuple[int, torch.Tensor]]
+
+
+def memory_for(args: Sequence[Any], stay: frozenset[int]) -> tuple[Fixed, Copies, list[Any]]:
+    """Where a graph reads its inputs: addresses of those that ``stay``, memory for the others, and the arguments of the call
+    that is captured."""
+    fixed: Fixed = []
+    copies: Copies = []
     inside: list[Any] = []
     for number, arg in enumerate(args):
-        if not isinstance(arg, torch.Tensor):
-            inside.append(arg)
-        elif number in stay:
-            fixed.append((number, arg.data_ptr()))
-            inside.append(arg)
-        else:
+        if isinstance(arg, torch.Tensor) and number not in stay:
             copy = torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=arg.device)
             copies.append((number, copy))
             inside.append(copy)
+            continue
+        if isinstance(arg, torch.Tensor):
+            fixed.append((number, arg.data_ptr()))
+        inside.append(arg)
+    return fixed, copies, inside
+
+
+def capture_with_torch(call: Call, device: Device, args: list[Any], stay: frozenset[int]) -> Captured:
+    """Captures ``call`` on a stream of lowc's, with memory of its own.  ``args`` stays as it is."""
+    fixed, copies, inside = memory_for(args, stay)
     lane = device.lanes.take()
     try:
         stream = torch.cuda.ExternalStream(lane.stream, device=device.index)
@@ -234,4 +244,3 @@ def capture_with_torch(call: Call, device: Device, args: list[Any], stay: frozen
     finally:
         device.lanes.give(lane)
     return Captured(device, graph, fixed, copies, outputs)
-

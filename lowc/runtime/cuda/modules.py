@@ -28,15 +28,22 @@ class CudaModule:
     It is never unloaded: a CUDA graph that somebody has captured may launch its kernels after the object is gone.
     """
 
-    def __init__(self, device: Device, ptx: bytes, entries: Mapping[str, Entry], dump: str = "") -> None:
-        """Raises CodegenError with the compiler's words, the kernel's name and the path of the PTX (in ``dump``, or in a
-        temporary folder)."""
+    def __init__(
+        self,
+        device: Device,
+        ptx: bytes,
+        entries: Mapping[str, Entry],
+        dump: str = "",
+        origins: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        """Raises CodegenError with the compiler's words, the kernel's name and origin (``origins``, by symbol), and the path of
+        the PTX (in ``dump``, or in a temporary folder)."""
         self._device = device
         self.handle = 0
         with device.driver.inside(device.context):
             self.handle, error, self.log = device.driver.load(ptx)
             if not self.handle:
-                raise rejected(ptx, error, self.log, dump)
+                raise rejected(ptx, error, self.log, dump, origins or {})
             self.kernels = {name: self._kernel(name, entry) for name, entry in entries.items()}
 
     def _kernel(self, name: str, entry: Entry) -> Kernel:
@@ -46,13 +53,15 @@ class CudaModule:
         return Kernel(name, function, entry)
 
 
-def rejected(ptx: bytes, error: str, log: str, dump: str = "") -> CodegenError:
+def rejected(
+    ptx: bytes, error: str, log: str, dump: str, origins: Mapping[str, tuple[str, ...]]
+) -> CodegenError:
     """The error for PTX that the driver does not take; writes the PTX to a file."""
     kernel = next((k for n in _LINE.findall(log) if (k := kernel_at(ptx, int(n)))), "")
     path = _keep(ptx, dump)
     lines = [f"the driver rejects the PTX{f' of kernel {kernel}' if kernel else ''}: {error}"]
     lines += [f"  {line}" for line in log.splitlines()[:5]]
-    return CodegenError("\n".join(lines), hint=f"the PTX is in {path}")
+    return CodegenError("\n".join(lines), hint=f"the PTX is in {path}", origin=origins.get(kernel, ()))
 
 
 _LINE = re.compile(r"\bline (\d+)")

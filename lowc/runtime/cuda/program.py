@@ -16,7 +16,7 @@ from lowc.runtime.cuda.calls import Calls, failed_run
 from lowc.runtime.cuda.device import Device, device
 from lowc.runtime.cuda.late import enrol
 from lowc.runtime.cuda.modules import CudaModule
-from lowc.runtime.cuda.table import Plan, Table, build, natives, plan
+from lowc.runtime.cuda.table import Plan, Table, build, launches, natives, plan
 from lowc.runtime.host import Host
 from lowc.runtime.program import Call, Program, finished, profiled, run_source, shared_names, without_grad
 
@@ -50,7 +50,9 @@ def load(artifact: Artifact, on: Device, *, dump: str = "", branches: bool = Tru
     calls = natives(artifact)
     processors = on.driver.attribute(on.index, "MULTIPROCESSOR_COUNT") if branches and calls else 0
     slots = plan(artifact, processors)
-    module = CudaModule(on, artifact.code, artifact.entries, dump) if calls else None
+    steps = [launch for native in calls for launch in launches(artifact, native)]
+    origins = {artifact.entries[x.kernel.name].symbol: x.origin for x in steps}
+    module = CudaModule(on, artifact.code, artifact.entries, dump, origins) if calls else None
     first = enrol(artifact)
     tables: dict[str, Table] = {}
     functions: dict[str, Callable[[Any, int], int]] = {}

@@ -30,6 +30,9 @@ class Seam:
         made = torch.cuda.ExternalStream(stream, device=self.index)
         return made.stream_id, made.device_index, made.device_type
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and tensor.get_device() == self.index
+
     def keep(self, tensor: torch.Tensor) -> None:
         """The memory of ``tensor`` is not given away before what the current stream has been given until its end is done."""
         if tensor.is_cuda:

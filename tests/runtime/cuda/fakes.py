@@ -201,6 +201,9 @@ class FakeTorch:
         self.allocated.append((self.current, made))
         return made
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.dtype is not torch.float64  # let that be on the CPU
+
     def keep(self, tensor: torch.Tensor) -> None:
         self.log.append(("keep", self.current))
         self.kept.append(tensor)

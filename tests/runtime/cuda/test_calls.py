@@ -8,44 +8,16 @@ import fakes
 import pytest
 import torch
 from fakes import CONTEXT, Ops, of, ordered
-from hosts import at, buffer, launch, whole
+from hosts import at, buffer, whole
+from programs import ADD, CALLER, S, X, Y, add, module, named
 
 from lowc.artifact import Entry
 from lowc.errors import CodegenError, LowcError
 from lowc.ir import types
 from lowc.ir.index import Symbol, ix
-from lowc.ir.nodes import Extern, Kernel, Launch, Module, View
+from lowc.ir.nodes import Extern, Module, View
 from lowc.options import Options
 from lowc.runtime.cuda import late
-
-S = Symbol("s0", 0, None)
-CALLER = Options(stream="caller")
-
-
-def module(inputs=(), temps=(), outputs=(), steps=(), symbols=(), placed=(), workspace=0) -> Module:
-    return Module(
-        "MACHINE",
-        tuple(symbols),
-        tuple(inputs),
-        tuple(temps),
-        tuple(outputs),
-        tuple(steps),
-        tuple(placed),
-        ix(workspace),
-    )
-
-
-def named(name: str, reads, writes, origin: str = "", sizes=()) -> Launch:
-    made = launch(reads, writes, origin, sizes)
-    return Launch(Kernel(name, made.kernel.params, made.kernel.sizes, made.kernel.body), made.args, made.origin)
-
-
-X, Y = buffer("x", 3, 4), buffer("y", 3, 4)
-ADD = module([X], [Y], [whole(Y)], [named("add", [X], [Y])])
-
-
-def add(params: list[int], blocks: int) -> None:
-    at(params[1], Y).copy_(at(params[0], X) + 1)
 
 
 def test_a_call_forks_launches_and_joins() -> None:
@@ -461,6 +433,15 @@ def test_rejected_ptx_names_kernel_log_and_file(tmp_path) -> None:
     assert "Unknown opcode" in str(caught.value)
     assert (tmp_path / "rejected.ptx").read_bytes() == PTX
     assert str(tmp_path / "rejected.ptx") in caught.value.hint
+
+
+def test_the_rejected_kernel_is_left_to_aten_alone(tmp_path) -> None:
+    from lowc.runtime.cuda.modules import rejected
+
+    log = "ptxas input, line 2; error: no such thing"
+    origins = {"good": ("add = aten.add.Tensor",), "bad_kernel": ("mul = aten.mul.Tensor",)}
+    error = rejected(PTX, "failed", log, str(tmp_path), origins)
+    assert error.origin == ("add = aten.add.Tensor",)
 
 
 def test_shared_memory_beyond_the_default_is_asked_for() -> None:
