@@ -37,12 +37,13 @@ Importing this package imports nothing else; its public names are loaded when th
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["LowcError", "Options", "compile_graph", "lowc_backend"]
+__all__ = ["LowcError", "Options", "compile_graph", "lowc_backend", "synchronize"]
 
 _HOMES = {
     "LowcError": "lowc.errors",
     "Options": "lowc.options",
     "compile_graph": "lowc.compiler",
+    "synchronize": "lowc.runtime.cuda.device",
     "lowc_backend": "lowc.dynamo",
 }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from lowc.ir.index import Index
 from lowc.ir.nodes import Extern, Module
@@ -34,8 +35,8 @@ def runs(module: Module) -> list[tuple[int, ...] | Extern]:
 class Entry:
     """How a GPU kernel is launched.
 
-    ``symbol``: its name in the PTX.  ``grid``: blocks, over the kernel's sizes.  ``threads``: of a block, (x, y).
-    ``shared``: bytes of dynamic shared memory.  ``aligned``: positions of params that must be 16-byte aligned.
+    ``symbol``: its name in the PTX.  ``grid``: blocks, over the kernel's sizes.  ``threads``: of a block, (x, y).  ``shared``:
+    bytes of dynamic shared memory.  ``aligned``: positions of params that must be 16-byte aligned.
     """
 
     symbol: str
@@ -43,6 +44,38 @@ class Entry:
     threads: tuple[int, int]
     shared: int
     aligned: tuple[int, ...]
+
+
+class Record(IntEnum):
+    """Kinds of records of a launch table: 8 words of 64 bits each, the first of which is the kind.
+
+    ``LAUNCH``: function, blocks, threads (x + y << 32), bytes of dynamic shared memory, stream, address of the list of params,
+    number of params + (first scratch slot << 32).  A param below 0 is the inverted address of its value; otherwise it is the slot
+    that has the value.  ``MEMSET``: slot of the address, byte, number of bytes, stream.  ``RECORD`` and ``WAIT``: slot of the
+    event, stream.  ``OFFSET``: slot to fill, slot of an address, bytes to add.
+
+    "blocks", "number of bytes" and "bytes to add" are numbers, or the inverted (``~``) number of a slot.  "stream" is a slot, or
+    -1 for the stream of the call.
+    """
+
+    LAUNCH = 1
+    MEMSET = 2
+    RECORD = 3
+    WAIT = 4
+    OFFSET = 5
+
+
+RECORD_WORDS = 8
+
+# What the walker of launch tables finds in its table of functions, behind the context.
+DRIVER_FUNCTIONS = (
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuLaunchKernel",
+    "cuMemsetD8Async",
+    "cuEventRecord",
+    "cuStreamWaitEvent",
+)
 
 
 @dataclass(frozen=True, slots=True)

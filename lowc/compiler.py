@@ -13,15 +13,20 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from lowc.artifact import Artifact, Native
+from lowc.errors import Unsupported
 from lowc.ir.graph import Graph
 from lowc.ir.nodes import Extern, Module
 from lowc.ir.printer import print_graph
-from lowc.lowering.lower import lower
+from lowc.lowering.lower import device_of, lower
 from lowc.options import Options
 from lowc.trace import Trace, fresh_directory
+
+if TYPE_CHECKING:
+    from lowc.runtime.program import Program
 
 log = logging.getLogger("lowc")
 
@@ -41,13 +46,9 @@ def compile_graph(
     trace = trace or Trace(fresh_directory(options.dump, graph.name))
     trace.dump("graph", lambda: print_graph(graph))
     with _collector_paused():
-        artifact, load = _with_fallbacks(graph, options, trace)
-        with trace.phase("runtime"):
-            from lowc.runtime.program import bind
-
-            program = bind(artifact, load(artifact), constants)
+        program = _with_fallbacks(graph, constants, options, trace)
     trace.dump("host", lambda: program.source, "py")
-    for step in artifact.program:
+    for step in program.artifact.program:
         if isinstance(step, Extern):
             trace.count(f"extern {step.target}")
     if options.time:
@@ -68,12 +69,14 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _with_fallbacks(graph: Graph, options: Options, trace: Trace) -> tuple[Artifact, "Load"]:
-    """``compile_artifact``, each time with more nodes left to ATen, until it succeeds."""
+def _with_fallbacks(graph: Graph, constants: Sequence[Any], options: Options, trace: Trace) -> "Program":
+    """``compile_artifact`` and the binding, each time with more nodes left to ATen, until it succeeds."""
     forbidden: frozenset[str] = frozenset()
     while True:
         try:
-            return compile_artifact(graph, options, trace, forbidden)
+            artifact, bind = compile_artifact(graph, options, trace, forbidden)
+            with trace.phase("runtime"):
+                return bind(artifact, constants)
         except Exception as error:
             culprits = _culprits(error, graph) - forbidden
             if options.strict_errors or not culprits:
@@ -89,17 +92,21 @@ def _with_fallbacks(graph: Graph, options: Options, trace: Trace) -> tuple[Artif
 
 def compile_artifact(
     graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str] = frozenset()
-) -> tuple[Artifact, "Load"]:
-    """Everything but the binding to this process: the artifact, and the function that makes its native
-    functions callable.
+) -> tuple[Artifact, "Bind"]:
+    """Everything but the binding to this process: the artifact, and the function that binds it.
 
-    Nodes named in ``forbidden`` become ATen calls.
+    Nodes named in ``forbidden`` become ATen calls.  Raises Unsupported for a graph on another device than a CPU or an NVIDIA GPU.
     """
     from lowc.scheduler import pipeline
 
+    kind, _, index = device_of(graph).partition(":")
+    if kind not in ("cpu", "cuda"):
+        raise Unsupported(f"tensors on device {kind}", hint="lowc compiles for cpu and cuda")
     with trace.phase("lowering"):
         module = lower(graph, options, forbidden)
     trace.dump("lowering", lambda: pipeline.listing(module, options))
+    if kind == "cuda":
+        return _compile_gpu(module, int(index or 0), options, trace)
     if options.isa == "interp":
         return _interpreted(module)
     from lowc.backends import x86
@@ -113,28 +120,49 @@ def compile_artifact(
     if trace.dumping:
         for extension, show in x86.stages(target, options).items():
             trace.dump("x86", lambda show=show: show(module), extension.removeprefix("."))
-    return artifact, _load_x86
+    return artifact, _bind_x86
 
 
-Load = Callable[[Artifact], dict[str, Callable[[Any], int]]]
+Bind = Callable[[Artifact, Sequence[Any]], "Program"]
 
 
-def _load_x86(artifact: Artifact) -> dict[str, Callable[[Any], int]]:
+def _bind_x86(artifact: Artifact, constants: Sequence[Any]) -> "Program":
     from lowc.backends import x86
     from lowc.runtime import openmp
-    from lowc.runtime.program import function_at
+    from lowc.runtime.program import bind, function_at
 
     if not artifact.code:
-        return {}
+        return bind(artifact, {}, constants)
     library = x86.load(artifact, openmp.functions())
     symbols = [step.symbol for step in artifact.program if isinstance(step, Native)]
-    return {symbol: function_at(library.address(symbol), library) for symbol in symbols}
+    return bind(artifact, {s: function_at(library.address(s), library) for s in symbols}, constants)
 
 
-def _interpreted(module: Module) -> tuple[Artifact, Load]:
+def _interpreted(module: Module) -> tuple[Artifact, Bind]:
     from lowc.runtime import interpreted
+    from lowc.runtime.program import bind
 
-    return interpreted.artifact(module), interpreted.natives
+    return interpreted.artifact(module), lambda made, constants: bind(made, interpreted.natives(made), constants)
+
+
+def _compile_gpu(module: Module, index: int, options: Options, trace: Trace) -> tuple[Artifact, Bind]:
+    """The artifact of a module @LOOPS for GPU ``index``.  (``options.isa`` is about CPUs.)"""
+    from lowc.backends.nvptx import walker
+    from lowc.runtime.cuda import device, program
+    from lowc.scheduler import pipeline
+
+    nvptx: Any = import_module("lowc.backends.nvptx")
+    with trace.phase("target"):
+        known = device.facts(index)
+        target = nvptx.target(known.capability, known.processors, known.driver, known.l2)
+    with trace.phase("scheduler"):
+        module = pipeline.run(module, target, options, trace)
+    with trace.phase("backend"):
+        artifact = nvptx.compile_module(module, target, options)
+    if trace.dumping:
+        for extension, show in nvptx.stages(target, options).items():
+            trace.dump("nvptx", lambda show=show: show(module), extension.removeprefix("."))
+    return artifact, lambda made, constants: program.bind(made, walker.address(), index, constants, options)
 
 
 def _culprits(error: Exception, graph: Graph) -> frozenset[str]:

@@ -119,6 +119,11 @@ def _refs(arg: object) -> Iterable[Ref]:
             yield from _refs(inner)
 
 
+def device_of(graph: Graph) -> str:
+    """Where kernels for ``graph`` run, as "cpu" or "cuda:0": where most of its values are."""
+    return _devices(graph)[""]
+
+
 def _devices(graph: Graph) -> dict[str, str]:
     """Where each input and node is; under "": the device of most of them."""
     named = {i.name: i.meta.device for i in graph.inputs if isinstance(i.meta, TensorMeta)}

@@ -93,16 +93,16 @@ def render(artifact: Artifact, constants: int = 0, *, checked: bool = False) -> 
     Raises LowcError if the size that a symbol stands for cannot be found from the inputs and the results of
     extern calls.
     """
-    renderer = _Renderer(artifact, constants)
+    renderer = Renderer(artifact, constants)
     renderer.call()
     if checked:
         renderer.check()
     return renderer.host
 
 
-class _Renderer:
-    """State of one rendering: the lines so far, which tensors are alive (and allocated here), which sizes are
-    known, and which slots are filled.
+class Renderer:
+    """State of one rendering: the lines so far, which tensors are alive (and allocated here, ``own``; or must stay alive to the
+    end of the call, ``held``), which sizes are known, and which slots are filled.
     """
 
     def __init__(self, artifact: Artifact, constants: int) -> None:
@@ -111,14 +111,17 @@ class _Renderer:
         self.module: Module = module
         self.host = Host(slots=len(artifact.slots))
         self.lines: list[str] = []
+        self.indent = ""
+        self.reserved = RESERVED
         self.placed = dict(module.placed)
         self.names: dict[str, str] = {}
         self.arguments = module.inputs[: len(module.inputs) - constants]
         self.fixed = module.inputs[len(module.inputs) - constants :]
         self.inputs = _names(module.inputs)
-        self.returned = {view.buffer.name: view.buffer for view in _views(module.outputs)}
+        self.returned = {view.buffer.name: view.buffer for view in views(module.outputs)}
         self.alive: set[str] = set()
         self.own: set[str] = set()
+        self.held: set[str] = set()
         self.known: set[Symbol] = set()
         self.filled: set[int] = set()
         self.single = sum(isinstance(step, Native) for step in artifact.program) == 1
@@ -150,7 +153,7 @@ class _Renderer:
         if self.written:
             self.emit(f"bumped({', '.join(self.name(n) for n in sorted(self.written))})")
         self.emit("return [" + ", ".join(self.arg(a) for a in module.outputs) + "]")
-        self.host.source += _function("call", self.lines)
+        self.host.source += function_text("call", self.lines)
 
     def check(self) -> None:
         """Adds ``check(args)``, which raises LowcError unless the inputs are what the program was made
@@ -161,12 +164,12 @@ class _Renderer:
             self._unpack(clear=False)
         for buffer in self.arguments:
             if isinstance(buffer, Buffer):
-                name, shape, strides = self.name(buffer.name), _tuple(buffer.shape), _tuple(buffer.strides)
-                self.emit(f"expect({name}, {buffer.name!r}, {_dtype(buffer.dtype)}, {shape}, {strides})")
-        self.host.source += "\n\n" + _function("check", self.lines)
+                name, shape, strides = self.name(buffer.name), tuple_text(buffer.shape), tuple_text(buffer.strides)
+                self.emit(f"expect({name}, {buffer.name!r}, {dtype_text(buffer.dtype)}, {shape}, {strides})")
+        self.host.source += "\n\n" + function_text("check", self.lines)
 
     def emit(self, line: str) -> None:
-        self.lines.append(line)
+        self.lines.append(self.indent + line)
 
     def name(self, wanted: str) -> str:
         """A Python name for the buffer ``wanted``: itself where that is possible."""
@@ -174,7 +177,7 @@ class _Renderer:
             base = "".join(c if c.isalnum() else "_" for c in wanted)
             base = f"_{base}" if not base or base[0].isdigit() or base.startswith(_GENERATED) else base
             taken = {*self.names.values(), *(s.name for s in self.module.symbols)}
-            while base in taken or base in _RESERVED or keyword.iskeyword(base):
+            while base in taken or base in self.reserved or keyword.iskeyword(base):
                 base += "_"
             self.names[wanted] = base
         return self.names[wanted]
@@ -246,7 +249,7 @@ class _Renderer:
         else:
             fresh = [(slot, value) for slot, value in values if value and slot not in self.filled]
             self.filled.update(slot for slot, _ in fresh)
-            for first, group in _consecutive(fresh):
+            for first, group in consecutive(fresh):
                 index = f"{first}" if len(group) == 1 else f"{first}:{first + len(group)}"
                 self.emit(f"slots[{index}] = {', '.join(group)}")
             self.emit(f"code = {run}(slots)")
@@ -265,14 +268,14 @@ class _Renderer:
         self._require((*buffer.shape, *buffer.strides))
         self.alive.add(buffer.name)
         self.own.add(buffer.name)
-        shape, strides = _tuple(buffer.shape), _tuple(buffer.strides)
-        self.emit(f"{self.name(buffer.name)} = empty({shape}, {strides}, {_dtype(buffer.dtype)})")
+        shape, strides = tuple_text(buffer.shape), tuple_text(buffer.strides)
+        self.emit(f"{self.name(buffer.name)} = empty({shape}, {strides}, {dtype_text(buffer.dtype)})")
 
     # ------------------------------------------------------------ extern calls
 
     def _extern(self, step: Extern) -> None:
         values = (*step.args, *(value for _, value in step.kwargs))
-        for view in _views(values):
+        for view in views(values):
             if view.buffer.name not in self.alive and view.buffer.name not in self.placed:
                 self._allocate(view.buffer)
         args = [self.arg(a) for a in step.args] + [f"{key}={self.arg(value)}" for key, value in step.kwargs]
@@ -294,7 +297,7 @@ class _Renderer:
 
     def _take_result(self, result: Buffer) -> None:
         """The tensor that ATen returned becomes ``result``, whose strides lowc has planned with."""
-        name, strides = self.name(result.name), _tuple(result.strides)
+        name, strides = self.name(result.name), tuple_text(result.strides)
         for symbol in self.module.symbols:
             self._solve(symbol, [result])
         self._require((*result.shape, *result.strides))
@@ -336,7 +339,7 @@ class _Renderer:
         if isinstance(value, tuple):
             return "[" + ", ".join(self.arg(v) for v in value) + "]"
         if isinstance(value, DType):
-            return _dtype(value)
+            return dtype_text(value)
         if isinstance(value, str) and value.split(":")[0] in MARKS:
             return self._literal(value)
         if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
@@ -359,9 +362,9 @@ class _Renderer:
         same_type = view.dtype == buffer.dtype
         if same_type and view.shape == buffer.shape and view.strides == buffer.strides and view.offset == 0:
             return name
-        shape, strides = _tuple(view.shape), _tuple(view.strides)
+        shape, strides = tuple_text(view.shape), tuple_text(view.strides)
         if not same_type:
-            return f"cast_view({name}, {_dtype(view.dtype)}, {shape}, {strides}, {text(view.offset)})"
+            return f"cast_view({name}, {dtype_text(view.dtype)}, {shape}, {strides}, {text(view.offset)})"
         offset = text(view.offset)
         if buffer.name not in self.own:
             offset = f"{name}.storage_offset()" + ("" if offset == "0" else f" + {offset}")
@@ -372,13 +375,13 @@ class _Renderer:
         what = view or buffer
         start = self.placed[buffer.name] + (view.offset * view.dtype.bytes if view else 0)
         return (
-            f"placed(ws, {_dtype(what.dtype)}, {_tuple(what.shape)}, {_tuple(what.strides)}, {text(start)})"
+            f"placed(ws, {dtype_text(what.dtype)}, {tuple_text(what.shape)}, {tuple_text(what.strides)}, {text(start)})"
         )
 
     def _free(self, number: int) -> None:
         """Lets go of what no later step needs, unless the call ends here anyway."""
         fixed = _names(self.fixed)
-        keep = fixed | self.written | set(self.returned)
+        keep = fixed | self.written | set(self.returned) | self.held
         dead = [n for n, last in self.last.items() if last == number and n in self.alive and n not in keep]
         if dead and number + 1 < len(self.artifact.program):
             self.emit("del " + ", ".join(self.name(n) for n in dead))
@@ -387,7 +390,7 @@ class _Renderer:
 
 MARKS = ("device", "memory_format", "layout")
 _GENERATED = ("run_", "literal_", "aten_")
-_RESERVED = {
+RESERVED = {
     *HELPERS,
     *TORCH_NAMES.values(),
     "bool_",
@@ -402,7 +405,7 @@ _RESERVED = {
 }
 
 
-def _function(name: str, lines: Sequence[str]) -> str:
+def function_text(name: str, lines: Sequence[str]) -> str:
     return f"def {name}(args):\n" + "".join(f"    {line}\n" for line in lines)
 
 
@@ -410,11 +413,11 @@ def _is_parallel(launch: Launch) -> bool:
     return any(isinstance(s, For) and s.kind.name == "parallel" for s in statements(launch.kernel.body))
 
 
-def _dtype(dtype: DType) -> str:
+def dtype_text(dtype: DType) -> str:
     return "bool_" if dtype.name == "bool" else TORCH_NAMES[dtype.name]
 
 
-def _tuple(indices: Sequence[Index]) -> str:
+def tuple_text(indices: Sequence[Index]) -> str:
     return "(" + ", ".join(map(text, indices)) + ("," if len(indices) == 1 else "") + ")"
 
 
@@ -422,16 +425,16 @@ def _names(entries: Iterable[object]) -> set[str]:
     return {entry.name for entry in entries if isinstance(entry, Buffer)}
 
 
-def _views(args: Iterable[Arg]) -> Iterator[View]:
+def views(args: Iterable[Arg]) -> Iterator[View]:
     """Every View in ``args``, nested lists included."""
     for arg in args:
         if isinstance(arg, View):
             yield arg
         elif isinstance(arg, tuple):
-            yield from _views(arg)
+            yield from views(arg)
 
 
-def _consecutive(values: Sequence[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
+def consecutive(values: Sequence[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
     """(first slot, values) of each run of neighbouring slots."""
     first, group = -1, list[str]()
     for slot, value in values:
@@ -452,7 +455,7 @@ def _last_uses(artifact: Artifact) -> dict[str, int]:
             launches = [artifact.module.steps[i] for i in step.launches]
             used = {b.name for launch in launches if isinstance(launch, Launch) for b in launch.args}
         else:
-            used = {view.buffer.name for view in _views((*step.args, *(value for _, value in step.kwargs)))}
+            used = {view.buffer.name for view in views((*step.args, *(value for _, value in step.kwargs)))}
             used |= _names(step.results) | _names(step.writes)
         out.update(dict.fromkeys(used, number))
     return out

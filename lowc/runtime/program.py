@@ -18,7 +18,7 @@ from torch.autograd import _profiler_enabled
 from lowc.artifact import Artifact, Native
 from lowc.errors import LowcError
 from lowc.ir.nodes import Launch
-from lowc.runtime import arena, externs, tensors
+from lowc.runtime import arena, externs, failures, tensors
 from lowc.runtime.host import TORCH_NAMES, Host, render
 
 NativeCall = Callable[[Any], int]
@@ -29,12 +29,13 @@ Call = Callable[[list[Any]], list[Any]]
 class Program:
     """One compiled graph: what it runs, the host program's text, and the function to call (which has the
     Program as its attribute ``program``, and ``_boxed_call``, by which torch knows that it empties its
-    argument).
+    argument).  ``gpu``: on a GPU, ``cuda.program.Gpu``.
     """
 
     artifact: Artifact
     source: str
     call: Call
+    gpu: Any = None
 
 
 def function_at(address: int, library: object = None) -> NativeCall:
@@ -66,16 +67,20 @@ def bind(
     size cannot be found.
     """
     host = render(artifact, len(constants), checked=checked)
-    names = _namespace(artifact, host, natives, pool or _POOL)
+    names = _cpu_names(artifact, host, pool or _POOL) | shared_names(host, natives)
     names.update(zip(host.constants, constants, strict=True))
-    call = _profiled(artifact, host, _run(host.source, names), names)
+    call = profiled(artifact, host, run_source(host.source, names), names)
     if checked:
         call = _checked(names["check"], call)
     if host.ops or host.into:
-        call = _without_grad(call)
-    program = Program(artifact, host.source, call)
-    setattr(call, "_boxed_call", True)  # noqa: B010
-    setattr(call, "program", program)  # noqa: B010
+        call = without_grad(call)
+    return finished(Program(artifact, host.source, call))
+
+
+def finished(program: Program) -> Program:
+    """``program``, its function marked for torch and pointing back to it."""
+    setattr(program.call, "_boxed_call", True)  # noqa: B010
+    setattr(program.call, "program", program)  # noqa: B010
     return program
 
 
@@ -83,14 +88,9 @@ def bind(
 _POOL = arena.Pool()
 
 
-def _namespace(
-    artifact: Artifact, host: Host, natives: Mapping[str, NativeCall], pool: arena.Pool
-) -> dict[str, Any]:
-    """What the free names of the host program mean."""
-    names: dict[str, Any] = {
-        "as_strided": torch.as_strided,
-        "bumped": tensors.bumped,
-        "cast_view": tensors.cast_view,
+def _cpu_names(artifact: Artifact, host: Host, pool: arena.Pool) -> dict[str, Any]:
+    """What the helpers in a host program mean on the CPU."""
+    return {
         "count": tensors.count,
         "empty": tensors.empty,
         "expect": tensors.expect,
@@ -99,10 +99,19 @@ def _namespace(
         "new_slots": ctypes.c_int64 * host.slots,
         "pack": struct.Struct(f"{host.slots}q").pack,
         "placed": arena.placed,
-        "restride": tensors.restride,
         "take": pool.take,
         # torch tells OpenMP how many threads it may use when it is first asked in a thread
         "threads_as_torch": torch.get_num_threads,
+    }
+
+
+def shared_names(host: Host, natives: Mapping[str, Callable[..., int]]) -> dict[str, Any]:
+    """What the other free names of a host program mean, on every device."""
+    names: dict[str, Any] = {
+        "as_strided": torch.as_strided,
+        "bumped": tensors.bumped,
+        "cast_view": tensors.cast_view,
+        "restride": tensors.restride,
         "bool_": torch.bool,
     }
     names |= {name: getattr(torch, name) for name in TORCH_NAMES.values() if name != "bool"}
@@ -114,34 +123,34 @@ def _namespace(
     return names
 
 
-def _run(source: str, names: dict[str, Any]) -> Call:
+def run_source(source: str, names: dict[str, Any]) -> Call:
     """The function ``call`` that ``source`` defines; ``names`` become its globals."""
     exec(compile(source, "<lowc host program>", "exec"), names)
     return names["call"]
 
 
-def _profiled(artifact: Artifact, host: Host, call: Call, names: dict[str, Any]) -> Call:
+def profiled(artifact: Artifact, host: Host, call: Call, names: dict[str, Any]) -> Call:
     """``call``, whose native calls show up in torch's profiler by the names of their kernels while it is on."""
 
-    def recorded(run: NativeCall, title: str) -> NativeCall:
-        def native(slots: Any) -> int:
+    def recorded(run: Callable[..., int], title: str) -> Callable[..., int]:
+        def native(*given: Any) -> int:
             with torch.profiler.record_function(title):
-                return run(slots)
+                return run(*given)
 
         return native
 
     titles = _titles(artifact)
     second: list[Call] = []
 
-    def profiled(args: list[Any]) -> list[Any]:
+    def watched(args: list[Any]) -> list[Any]:
         if not _profiler_enabled():
             return call(args)
         if not second:
             named = {name: recorded(names[name], titles[symbol]) for name, symbol in host.natives.items()}
-            second.append(_run(host.source, names | named))
+            second.append(run_source(host.source, names | named))
         return second[0](args)
 
-    return profiled if host.natives else call
+    return watched if host.natives else call
 
 
 def _titles(artifact: Artifact) -> dict[str, str]:
@@ -164,7 +173,7 @@ def _checked(check: Callable[[list[Any]], None], call: Call) -> Call:
     return checked
 
 
-def _without_grad(call: Call) -> Call:
+def without_grad(call: Call) -> Call:
     """``call`` with autograd off: what it computes is recorded, if at all, by whoever asked for the graph."""
 
     def guarded(args: list[Any]) -> list[Any]:
@@ -183,9 +192,6 @@ def failure(artifact: Artifact, code: int) -> Exception:
     kind, step = code % 16, code // 16
     launch = artifact.module.steps[step] if 0 <= step < len(artifact.module.steps) else None
     origin = "; ".join(launch.origin) if isinstance(launch, Launch) else ""
-    where = f" (in {origin})" if origin else ""
-    if kind == 1:
-        return IndexError(f"index out of range{where}")
-    if kind == 2:
-        return RuntimeError(f"ZeroDivisionError{where}")
-    return LowcError(f"native code of step {step} failed with code {code}", where=origin)
+    return failures.failure(kind, origin) or LowcError(
+        f"native code of step {step} failed with code {code}", where=origin
+    )

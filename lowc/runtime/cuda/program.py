@@ -1,0 +1,159 @@
+"""An artifact for a GPU and everything that it runs on, bound together to a callable."""
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from lowc.artifact import Artifact
+from lowc.ir.nodes import Buffer
+from lowc.options import Options
+from lowc.runtime.cuda import graphs, host, memory
+from lowc.runtime.cuda.calls import Calls, failed_run
+from lowc.runtime.cuda.device import Device, device
+from lowc.runtime.cuda.late import enrol
+from lowc.runtime.cuda.modules import CudaModule
+from lowc.runtime.cuda.table import Plan, Table, build, launches, natives, plan
+from lowc.runtime.host import Host
+from lowc.runtime.program import Call, Program, finished, profiled, run_source, shared_names, without_grad
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An artifact on a device: ``tables`` by symbol of the native call, ``functions`` that walk them.  A function takes the slots
+    of a call and a stream, and returns the walker's code."""
+
+    device: Device
+    plan: Plan
+    module: CudaModule | None
+    tables: Mapping[str, Table]
+    functions: Mapping[str, Callable[[Any, int], int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """``stream``: "own" or "caller".  ``sides``: streams beside the main one.  ``graphs``: the captured calls, where the mode
+    asks for them."""
+
+    loaded: Loaded
+    stream: str
+    sides: int
+    graphs: "graphs.Graphs | None"
+
+
+def load(artifact: Artifact, on: Device, *, dump: str = "", branches: bool = True) -> Loaded:
+    """Hands the artifact's PTX to the driver and makes its launch tables.  ``dump``: the folder for PTX that is rejected.  Raises
+    CodegenError for that."""
+    calls = natives(artifact)
+    processors = on.driver.attribute(on.index, "MULTIPROCESSOR_COUNT") if branches and calls else 0
+    slots = plan(artifact, processors)
+    steps = [launch for native in calls for launch in launches(artifact, native)]
+    origins = {artifact.entries[x.kernel.name].symbol: x.origin for x in steps}
+    module = CudaModule(on, artifact.code, artifact.entries, dump, origins) if calls else None
+    first = enrol(artifact)
+    tables: dict[str, Table] = {}
+    functions: dict[str, Callable[[Any, int], int]] = {}
+    for native in calls:
+        assert module is not None
+        table = build(artifact, native, slots, module.kernels, on.word.device, first)
+        tables[native.symbol] = table
+        functions[native.symbol] = partial(
+            on.walk, ctypes.addressof(on.functions), table.address, table.count
+        )
+    return Loaded(on, slots, module, tables, functions)
+
+
+def bind(
+    artifact: Artifact,
+    walker: int,
+    index: int,
+    constants: Sequence[torch.Tensor] = (),
+    options: Options | None = None,
+    *,
+    on: Device | None = None,
+) -> Program:
+    """The program of ``artifact`` on device ``index``.
+
+    ``walker``: address of the walker of launch tables.  ``constants`` are the last inputs.  ``on``: the device, if it is known.
+    Raises LowcError if there is no driver, it rejects the code, or a size cannot be found.
+    """
+    options = options or Options()
+    on = on or device(index, walker)
+    loaded = load(artifact, on, dump=options.dump)
+    own = options.stream == "own" and bool(loaded.functions)
+    text = host.render(artifact, loaded.plan, len(constants), own=own)
+    around = Calls(on, own=own, switch=bool(text.ops or text.into), sides=loaded.plan.sides)
+    names = _names(artifact, loaded, text, around) | shared_names(text, loaded.functions)
+    wanted, written = _places(artifact, len(constants))
+    names["realigned"] = memory.realigner(
+        lambda args: names["call"](args), wanted, written, host.ALIGNMENT
+    )
+    names.update(zip(text.constants, _aligned(artifact, constants), strict=True))
+    call = profiled(artifact, text, run_source(text.source, names), names)
+    if text.ops or text.into:
+        call = without_grad(call)
+    captured = None
+    if options.mode == "reduce-overhead":
+        captured = graphs.Graphs(call, artifact, on)
+        call = captured.function()
+    call = _on_device(call, on)
+    stream = "own" if own else "caller"
+    return finished(Program(artifact, text.source, call, Gpu(loaded, stream, loaded.plan.sides, captured)))
+
+
+def _names(artifact: Artifact, loaded: Loaded, text: Host, around: Calls) -> dict[str, Any]:
+    """What the helpers in a host program mean on a GPU."""
+    tables = [loaded.tables[symbol] for symbol in text.natives.values()]
+    on = loaded.device
+    return {
+        "begin": around.begin,
+        "empty": on.seam.empty,
+        "enter": around.enter,
+        "failed": lambda code, number: failed_run(code, artifact, tables[number], on.driver),
+        "handed": around.handed,
+        "leave": around.leave,
+        "new_slots": ctypes.c_int64 * text.slots,
+        "placed": memory.placed,
+        "workspace": memory.workspace_maker(on.seam.empty),
+    }
+
+
+def _places(artifact: Artifact, constants: int) -> tuple[list[int], list[int]]:
+    """Positions in the arguments of the inputs that must be aligned, and of those among them that a call writes."""
+    inputs = artifact.module.inputs
+    arguments = inputs[: len(inputs) - constants]
+    aligned, written = host.aligned_inputs(artifact), host.written_inputs(artifact)
+    wanted = [n for n, b in enumerate(arguments) if isinstance(b, Buffer) and b.name in aligned]
+    changed = [n for n in wanted if (b := arguments[n]) is not None and b.name in written]
+    return wanted, changed
+
+
+def _aligned(artifact: Artifact, constants: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """``constants``, with aligned copies of those that must be aligned and are not."""
+    wanted = host.aligned_inputs(artifact) - host.written_inputs(artifact)
+    buffers = artifact.module.inputs[len(artifact.module.inputs) - len(constants) :]
+    return [
+        memory.copied(tensor)
+        if buffer is not None and buffer.name in wanted and tensor.data_ptr() % host.ALIGNMENT
+        else tensor
+        for buffer, tensor in zip(buffers, constants, strict=True)
+    ]
+
+
+def _on_device(call: Call, on: Device) -> Call:
+    """``call`` with the graph's device as torch's current one."""
+    current, exchange, index = on.seam.device, on.seam.exchange_device, on.index
+
+    def guarded(args: list[Any]) -> list[Any]:
+        if current() == index:
+            return call(args)
+        before = exchange(index)
+        try:
+            return call(args)
+        finally:
+            exchange(before)
+
+    return guarded
