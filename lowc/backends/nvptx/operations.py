@@ -114,7 +114,12 @@ def cast(b: Builder, x: Val, dtype: DType, ops: frozenset[str]) -> Val:
             return cast(b, cast(b, x, i32, ops), dtype, ops)
         if dtype.kind == "u" and dtype.bits == 32:
             return cast(b, cast(b, x, i64, ops), dtype, ops)
-        word = "fptoui" if dtype.kind == "u" else "fptosi"
+        if dtype.kind == "u":  # of negative numbers as well, as if by way of a wider signed integer
+            large = b.pure(f"fptoui {x.type} {x.text} to i64")
+            small = b.pure(f"fptosi {x.type} {x.text} to i64")
+            fits = binary(b, "lt", x, const(2.0**63, source))
+            return Val(b.pure(f"select i1 {fits.text}, i64 {small}, i64 {large}"), dtype)
+        word = "fptosi"
     elif dtype.kind == "f":
         word = "sitofp" if source.kind == "i" else "uitofp"
     elif source.kind == "b" or dtype.bits > source.bits:

@@ -1,17 +1,42 @@
 """Kernels @MACHINE for NVIDIA GPUs as text: what the tests of this folder compile, interpret and, where a GPU is, run."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lowc.ir.ops import MATHS, OPS
+from lowc.ir.types import DTYPES, DType
+
+COUNT = 510
+
+
+@dataclass(frozen=True)
+class Case:
+    """``sizes``: one launch for each.  ``below``: params that hold indices, and their bound.  ``tolerance``: relative.
+
+    ``special``: whether inputs hold NaN, infinities and the like.  ``small``:
+    inputs are between -100 and 100 (0 and 100 for unsigned).
+    """
+
+    text: str
+    sizes: tuple[Mapping[str, int], ...] = ({},)
+    below: Mapping[str, int] = field(default_factory=dict)
+    tolerance: float = 0.0
+    special: bool = False
+    small: bool = False
+
+
 KERNELS: dict[str, str] = {
-    "map_f32": """kernel map_f32(x: f32[1000003], y: f32[1000003], out: f32[1000003]) {
-  for b in 977 block {
+    "map_f32": """kernel map_f32(x: f32[10003], y: f32[10003], out: f32[10003]) {
+  for b in 10 block {
     for t in 256 thread(256) {
-      for v in min(4, -b*1024 - t*4 + 1000003) vector(4) {
+      for v in min(4, -b*1024 - t*4 + 10003) vector(4) {
         out[b*1024 + t*4 + v] = x[b*1024 + t*4 + v] * y[b*1024 + t*4 + v] + 1.0
       }
     }
   }
 }""",
-    "map_bf16": """kernel map_bf16(x: bf16[1048576], out: bf16[1048576]) {
-  for b in 512 block {
+    "map_bf16": """kernel map_bf16(x: bf16[8192], out: bf16[8192]) {
+  for b in 4 block {
     for t in 256 thread(256) {
       for v in 8 vector(8) {
         out[b*2048 + t*8 + v] = bf16(f32(x[b*2048 + t*8 + v]) * 2.0)
@@ -19,8 +44,8 @@ KERNELS: dict[str, str] = {
     }
   }
 }""",
-    "softmax": """kernel softmax(x: f32[262144], out: f32[262144]) {
-  for b in 256 block {
+    "softmax": """kernel softmax(x: f32[4096], out: f32[4096]) {
+  for b in 4 block {
     alloc row: f32[128, 8] @local
     acc m: f32 = max
     for t in 128 thread(128) {
@@ -48,8 +73,8 @@ KERNELS: dict[str, str] = {
     }
   }
 }""",
-    "layernorm": """kernel layernorm(x: bf16[393216], w: bf16[768], out: bf16[393216], mean: f32[512]) {
-  for b in 512 block {
+    "layernorm": """kernel layernorm(x: bf16[3072], w: bf16[768], out: bf16[3072], mean: f32[4]) {
+  for b in 4 block {
     alloc row: f32[128, 8] @local
     acc s: f32 = add
     acc q: f32 = add
@@ -71,8 +96,8 @@ KERNELS: dict[str, str] = {
     mean[b] = mu
   }
 }""",
-    "warp_rows": """kernel warp_rows(x: f32[51000], out: f32[1000], best: i64[1000]) {
-  for b in 125 block {
+    "warp_rows": """kernel warp_rows(x: f32[1224], out: f32[24], best: i64[24]) {
+  for b in 3 block {
     for r in 8 thread(8, y) {
       acc s: f32 = add
       acc w: f32, at: i64 = argmax
@@ -87,9 +112,9 @@ KERNELS: dict[str, str] = {
     }
   }
 }""",
-    "clamped_rows": """kernel clamped_rows(x: f32[2310], out: f32[77], most: i32[77]) {
-  for b in 20 block {
-    for r in min(4, -b*4 + 77) thread(4, y) {
+    "clamped_rows": """kernel clamped_rows(x: f32[510], out: f32[17], most: i32[17]) {
+  for b in 5 block {
+    for r in min(4, -b*4 + 17) thread(4, y) {
       acc s: f32 = add
       acc m: i32 = min
       for l in 30 thread(64) {
@@ -132,8 +157,8 @@ KERNELS: dict[str, str] = {
     top[t] = m
   }
 }""",
-    "block_sum": """kernel block_sum(x: i32[5000], out: i32[5], any: bool[5], narrow: u8[5]) {
-  for b in 5 block {
+    "block_sum": """kernel block_sum(x: i32[2000], out: i32[2], any: bool[2], narrow: u8[2]) {
+  for b in 2 block {
     acc s: i32 = add
     acc o: bool = or
     acc n: u8 = max
@@ -152,14 +177,14 @@ KERNELS: dict[str, str] = {
     narrow[b] = n
   }
 }""",
-    "transpose": """kernel transpose(x: f32[1048576], out: f32[1048576]) {
-  for i in 32 block {
-    for j in 32 block {
+    "transpose": """kernel transpose(x: f32[8192], out: f32[8192]) {
+  for i in 2 block {
+    for j in 4 block {
       alloc tile: f32[32, 32 : 33, 1] @shared
       for r in 8 thread(8, y) {
         for c in 32 thread(32) {
           for k in 4 unroll(4) {
-            tile[k*8 + r, c] = x[i*32768 + k*8192 + r*1024 + j*32 + c]
+            tile[k*8 + r, c] = x[i*4096 + k*1024 + r*128 + j*32 + c]
           }
         }
       }
@@ -167,7 +192,7 @@ KERNELS: dict[str, str] = {
       for r1 in 8 thread(8, y) {
         for c1 in 32 thread(32) {
           for k1 in 4 unroll(4) {
-            out[j*32768 + k1*8192 + r1*1024 + i*32 + c1] = tile[c1, k1*8 + r1]
+            out[j*2048 + k1*512 + r1*64 + i*32 + c1] = tile[c1, k1*8 + r1]
           }
         }
       }
@@ -188,23 +213,23 @@ KERNELS: dict[str, str] = {
     }
   }
 }""",
-    "loop_of_rows": """kernel loop_of_rows(x: f32[64000], out: f32[64]) {
-  for b in 4 block {
-    for i in 16 {
+    "loop_of_rows": """kernel loop_of_rows(x: f32[12000], out: f32[12]) {
+  for b in 3 block {
+    for i in 4 {
       acc s: f32 = add
       for t in 128 thread(128) {
         for k in -(t + 24)//128 + 8 {
-          s add= x[b*16000 + i*1000 + k*128 + t]
+          s add= x[b*4000 + i*1000 + k*128 + t]
         }
       }
       acc q: f32 = add
       for t1 in 128 thread(128) {
         for k1 in -(t1 + 24)//128 + 8 {
-          d: f32 = x[b*16000 + i*1000 + k1*128 + t1] - s / 1000.0
+          d: f32 = x[b*4000 + i*1000 + k1*128 + t1] - s / 1000.0
           q add= d * d
         }
       }
-      out[b*16 + i] = q
+      out[b*4 + i] = q
     }
   }
 }""",
@@ -308,3 +333,95 @@ KERNELS: dict[str, str] = {
   }
 }""",
 }
+
+
+def _ops(dtype: DType) -> Case:
+    """Every op of the table that is no matter of its own, on lanes and one by one, in one kernel."""
+    lines, outputs = [], {}
+    for name, row in OPS.items():
+        alone = name in MATHS or name in (
+            "cast",
+            "bitcast",
+            "check_index",
+            "ldexp",
+            "mad",
+            "fma",
+            "mulhi",
+            "check_nonzero",
+        )
+        if dtype.kind not in row.kinds or alone:
+            continue
+        args = ["p[@]", "q[@]"][: row.arity] if row.rule != "select" else ["c[@]", "p[@]", "q[@]"]
+        if name in ("shl", "shr"):
+            args = ["p[@]", f"q[@] & 63:{dtype}"]
+        outputs[f"y_{name}"] = "bool" if row.rule == "bool" else str(dtype)
+        lines.append(f"y_{name}[@] = {name}({', '.join(args)})")
+    if dtype.kind == "u" and dtype.bits >= 32:
+        outputs["y_mulhi"] = str(dtype)
+        lines.append("y_mulhi[@] = mulhi(p[@], q[@])")
+    if dtype.kind in "iu":
+        outputs["y_nonzero"] = str(dtype)
+        lines.append("y_nonzero[@] = truncdiv(p[@], check_nonzero(q[@], q[@] != q[@]))")
+        for number in (1, 2, 7, 100, *((-1, -5) if dtype.kind == "i" else ())):
+            for name in ("floordiv", "truncdiv", "floormod", "truncmod"):
+                outputs[f"y_{name}{number}".replace("-", "m")] = str(dtype)
+                lines.append(f"y_{name}{number}".replace("-", "m") + f"[@] = {name}(p[@], {number}:{dtype})")
+    if dtype.kind == "f":
+        outputs |= {"y_fma": str(dtype), "y_ldexp": str(dtype)}
+        lines.append("y_fma[@] = fma(p[@], q[@], p[@])")
+        lines.append("y_ldexp[@] = ldexp(p[@], select(q[@] == q[@], round(q[@]), 1.0:" + f"{dtype}))")
+    return Case(
+        _elementwise(f"ops_{dtype}", lines, outputs, {"p": dtype, "q": dtype, "c": DTYPES["bool"]}),
+        special=True,
+    )
+
+
+def _casts(dtype: DType) -> Case:
+    outputs = {f"y_{d}": str(d) for d in DTYPES.values() if d.kind in "biuf" and d != dtype}
+    lines = [f"y_{d}[@] = {d}(p[@])" for d in outputs.values()]
+    if dtype.kind != "b":
+        for d in DTYPES.values():
+            if d.kind in "iuf" and d.bits == dtype.bits and d != dtype:
+                outputs[f"z_{d}"] = str(d)
+                lines.append(f"z_{d}[@] = bitcast:{d}(p[@])")
+    return Case(_elementwise(f"casts_{dtype}", lines, outputs, {"p": dtype}), small=True)
+
+
+def _elementwise(name: str, lines: list[str], outputs: Mapping[str, str], inputs: Mapping[str, DType]) -> str:
+    """``lines`` (with @ for the index) for COUNT elements: lanes, and the last two one by one."""
+    params = [f"{n}: {t}[{COUNT}]" for n, t in (*inputs.items(), *outputs.items())]
+    body = "\n".join("        " + line.replace("@", "b*256 + t*4 + v") for line in lines)
+    return f"""kernel {name}({", ".join(params)}) {{
+  for b in 2 block {{
+    for t in min(64, -b*64 + 128) thread(64) {{
+      for v in min(4, -b*256 - t*4 + {COUNT}) vector(4) {{
+{body}
+      }}
+    }}
+  }}
+}}"""
+
+
+NUMBERS = [t for t in DTYPES.values() if t.kind in "biuf"]
+CASES: dict[str, Case] = {name: Case(text) for name, text in KERNELS.items()}
+for _name, _tolerance in (
+    ("softmax", 1e-5), ("layernorm", 0.02), ("warp_rows", 1e-5), ("clamped_rows", 1e-5), ("column_sum", 1e-4),
+    ("narrow_columns", 1e-12), ("loop_of_rows", 1e-4), ("strips", 1e-4), ("scan", 1e-5),
+):  # fmt: skip
+    CASES[_name] = Case(KERNELS[_name], tolerance=_tolerance)
+CASES["scatter_add"] = Case(KERNELS["scatter_add"], below={"at": 100}, tolerance=0.3)
+CASES["gather"] = Case(KERNELS["gather"], below={"at": 1000}, special=True)
+CASES["dynamic"] = Case(
+    KERNELS["dynamic"], ({"n": 3, "m": 7}, {"n": 2, "m": 1000}, {"n": 1, "m": 259}), tolerance=1e-4
+)
+CASES["block_sum"] = Case(KERNELS["block_sum"], small=True)
+CASES |= {
+    f"roots_{t}": Case(
+        _elementwise(f"roots_{t}", ["y[@] = rsqrt(abs(p[@]))"], {"y": t}, {"p": DTYPES[t]}),
+        special=True,
+        tolerance=1e-6,
+    )
+    for t in ("f32", "f64")
+}
+CASES |= {f"ops_{t}": _ops(t) for t in NUMBERS if t.bits != 16 or t.kind != "f"}
+CASES |= {f"casts_{t}": _casts(t) for t in NUMBERS}
