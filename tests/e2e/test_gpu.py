@@ -1,0 +1,99 @@
+"""The models and the bug reports of the CPU tests, on an NVIDIA GPU.
+
+    python -m pytest -m gpu tests
+
+Tensors that a model or a report makes by itself are made on the GPU too (torch's default device).
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from tests.e2e import models, report_shapes, report_values  # noqa: F401  (reports enter their cases)
+from tests.e2e.report_cases import REPORTS, Report
+from tests.e2e.test_models import double, step
+from tests.e2e.test_reports import INHERITED, Outcome, assert_same_outcome
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+STRICT = {"strict_errors": True}
+# What eager itself does otherwise on a GPU: errors that only come when the device is waited for, and that end the CUDA context.
+DEVICE_ASSERT = {r.id for r in REPORTS if r.raises}
+
+
+@pytest.fixture(autouse=True)
+def on_the_gpu() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch.set_default_device(None)
+    torch._dynamo.reset()
+
+
+def moved(values: Any) -> Any:
+    return _pytree.tree_map(lambda v: v.cuda() if isinstance(v, Tensor) else v, values)
+
+
+def compare(reference: dict[str, Tensor], expected: dict[str, Tensor], got: dict[str, Tensor], eps: float) -> None:
+    """Errors from ``reference`` (float64): ``got``'s at most twice ``expected``'s, give or take rounding."""
+    assert got.keys() == expected.keys() == reference.keys()
+    sizes = sorted(float(t.norm()) / t.numel() ** 0.5 for n, t in reference.items() if n.startswith("gradient") and t.numel())
+    typical = sizes[len(sizes) // 2]
+    failed: list[str] = []
+    for what, exact in reference.items():
+        theirs, mine = expected[what], got[what]
+        assert (mine.shape, mine.dtype, mine.stride()) == (theirs.shape, theirs.dtype, theirs.stride()), what
+        if not theirs.is_floating_point():
+            assert torch.equal(mine, theirs), what
+            continue
+        error, allowed = (float((t.double() - exact).norm()) for t in (mine, theirs))
+        noise = eps * (float(exact.norm()) + typical * exact.numel() ** 0.5)
+        if not error <= 2 * allowed + noise:
+            failed.append(f"{what}: error {error:.3g}, eager's {allowed:.3g}, rounding {noise:.3g}")
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("low", [False, True], ids=["f32", "bf16"])
+@pytest.mark.parametrize("name", [*models.ZOO, *models.TRANSFORMERS])
+def test_training_step(name: str, low: bool) -> None:
+    if name in models.TRANSFORMERS:
+        pytest.importorskip("transformers")
+    eager, args, loss = models.make(name)
+    eager, args = eager.cuda(), moved(args)
+    torch.set_default_device("cuda")
+    exact, ours = copy.deepcopy(eager).double(), copy.deepcopy(eager)
+    compiled = torch.compile(ours, backend="lowc", fullgraph=True, options=STRICT)
+    with torch.random.fork_rng():
+        reference = step(exact, exact, double(args), loss)
+    with torch.random.fork_rng(), torch.autocast("cuda", torch.bfloat16, enabled=low):
+        expected = step(eager, eager, args, loss)
+        got = step(compiled, ours, args, loss)
+    compare(reference, expected, got, torch.finfo(torch.bfloat16 if low else torch.float32).eps)
+
+
+@pytest.mark.parametrize("report", [pytest.param(r, id=r.id) for r in REPORTS])
+def test_report(report: Report) -> None:
+    if report.id in INHERITED or report.id in DEVICE_ASSERT:
+        pytest.skip("differs in eager, or ends the CUDA context there")
+    inputs = [moved(report.make_inputs()) for _ in range(2)]
+    torch.set_default_device("cuda")
+    try:
+        eager = Outcome(report, report.run, inputs[0])
+    except torch.AcceleratorError as error:  # pragma: no cover
+        pytest.fail(f"eager: {error}")
+    if eager.raised:
+        pytest.skip(f"eager does not run this on a GPU: {eager.message[:200]}")
+    with torch._dynamo.config.patch(
+        capture_scalar_outputs=report.capture, capture_dynamic_output_shape_ops=report.capture
+    ):
+        compiled = torch.compile(report.run, backend="lowc", fullgraph=report.fullgraph, dynamic=report.dynamic)
+        ours = Outcome(report, compiled, inputs[1])
+    torch.cuda.synchronize()
+    if not report.platform:
+        assert_same_outcome(report, ours, eager)
