@@ -3,7 +3,7 @@
     python -m benchmarks.gpu [--only softmax_4096,copy] [--sides lowc,eager,inductor] [--dtypes bf16,f32] [--name h200]
 
 Time of the device alone, between events.  Under continuous load the card throttles, so each measurement is a burst of about 10 ms
-after a pause, sides in turn, and the median of the rounds counts.  Results are kept in ``benchmarks/results/NAME.json`` and ``.md``.
+after a pause, sides in turn, and the median of the rounds counts.  Results: ``benchmarks/results/NAME.json`` and ``.md``.
 """
 
 import argparse

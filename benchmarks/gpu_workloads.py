@@ -1,7 +1,7 @@
 """The workloads of the GPU benchmark: memory-bound kernels of models, large enough to fill an H200.
 
-Each entry makes ``(function, arguments, bytes)`` for a dtype: a call reads and writes at least ``bytes`` (each input once, each output
-once), which over the time of a call gives the rate that is compared with a device-to-device copy.
+Each entry makes ``(function, arguments, bytes)`` for a dtype: a call reads and writes at least ``bytes`` (each input once, each
+output once), which over the time of a call gives the rate that is compared with a device-to-device copy.
 """
 
 from collections.abc import Callable
