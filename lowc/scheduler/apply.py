@@ -96,12 +96,18 @@ class Interchange:
 @dataclass(frozen=True, slots=True)
 class Tile:
     """Square tiles of ``size`` over the two innermost axes of a map; loads that are contiguous along ``rows`` are
-    transposed in tiles."""
+    transposed in tiles.
+
+    ``strip`` tiles below one another come before those beside them.  ``unroll``: the rows of a tile are unrolled, which lets
+    it stay in registers.
+    """
 
     rows: str
     columns: str
     size: int
     lanes: int
+    strip: int
+    unroll: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,14 +357,11 @@ def _accumulate(
     return bind(For(axis, tuple(out)), kind)
 
 
-TILES = 8  # tiles below one another: 8 of 16 f32 read 512 bytes of each row in turn
-
-
 def _tile(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
     """for i { for j { y[i*J + j] = x[j*I + i] } } in tiles: x is read along i into a buffer that is then read along j.
 
     Full tiles are an ``instr(transpose)`` nest (the backend may shuffle in registers); what is left over at the edges is done by
-    plain loops.
+    plain loops.  The loop over strips has the kind of the loop over rows.
     """
     columns = loop.body[0] if len(loop.body) == 1 else None
     if not isinstance(columns, For) or loop.axis.name != step.rows or columns.axis.name != step.columns:
@@ -371,14 +374,13 @@ def _tile(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
     if not full_rows or not full_columns:
         raise ScheduleError(f"no tile of {size} fits into {height} x {width}")
     out: list[Stmt] = []
-    # several tiles below one another, so that the lines of memory that a tile reads a part of are used while they are in cache
-    high = TILES if full_rows >= 8 * TILES else 1
+    high = min(step.strip, full_rows)
     row_block = Axis(fresh(f"{step.rows}_o", taken), ix(-(-full_rows // high)))
     left = ix(full_rows) - ix(row_block) * high
     row_tile = Axis(fresh(f"{step.rows}_t", taken), ix(high) if full_rows % high == 0 else minimum(high, left))
     column_tile = Axis(fresh(f"{step.columns}_o", taken), ix(full_columns))
     row, column = Axis(fresh(step.rows, taken), ix(size)), Axis(fresh(step.columns, taken), ix(size))
-    row_position = (ix(row_block) * high + row_tile) * size + row
+    row_position = (ix(row_block) * high + (row_tile if high > 1 else 0)) * size + row
     place = Substitution({loop.axis: row_position, columns.axis: ix(column_tile) * size + column})
     staged: dict[int, tuple[Buffer, Load]] = {}
     body = place.body(columns.body)
@@ -398,8 +400,10 @@ def _tile(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
         key: Load(buffer, (ix(row) * size + column,)) for key, (buffer, _) in staged.items()
     }
     inner = tuple([map_exprs(s, lambda e: rewrite(e, lambda p: p, memo)) for s in body])
-    compute = For(row, (bind(For(column, inner), Kind("vector", step.lanes)),))
-    out.append(For(row_block, (For(column_tile, (For(row_tile, (*fills, compute)),)),)))
+    rows_kind = Kind("unroll", size) if step.unroll else Kind()
+    tile = (*fills, For(row, (bind(For(column, inner), Kind("vector", step.lanes)),), rows_kind))
+    strip = (For(row_tile, tile),) if high > 1 else tile
+    out.append(For(row_block, (For(column_tile, strip),), loop.kind))
     if width % size:
         out.append(_rest(loop, columns, (0, full_rows * size), (full_columns * size, width), taken))
     if height % size:

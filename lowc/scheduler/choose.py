@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lowc.ir.index import Axis, constant, split
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import PARALLEL, Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Store, Update
+from lowc.ir.nodes import PARALLEL, Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Stmt, Store, Update
 from lowc.ir.ops import REDUCERS
 from lowc.ir.walk import exprs, parts, statements
 from lowc.scheduler.apply import (
@@ -33,6 +33,8 @@ CHAIN = 256  # additions in one accumulator before a block ends (rounding errors
 GRAIN = 4096  # elements of a flat chunk that a core takes at least
 COLUMNS = 256  # columns that a core takes at least in a column reduction (1 kB runs of memory)
 TILE_MIN = 16
+LINE = 64  # bytes of a line of cache
+UNROLLED = 12  # work for an element (``weight``) up to which the rows of a tile are unrolled
 
 
 def choose(kernel: Kernel, target: Target, threads: bool) -> Schedule:
@@ -62,14 +64,7 @@ def _nest(loop: For, lanes: int, target: Target, threads: bool) -> list[Primitiv
     work = _work(loop)
     parallel = threads and target.cores > 1 and work >= PARALLEL_WORK
     if tile is not None:
-        rows, columns = tile
-        order = [f.axis.name for f in nest if f.axis.name not in tile] + [rows, columns]
-        if order != [f.axis.name for f in nest]:
-            plan.append(Reorder(tuple(order)))
-        plan.append(Tile(rows, columns, 16, lanes))
-        if parallel:
-            plan.append(Bind(order[0] if order[0] not in tile else f"{rows}_o", PARALLEL))
-        return plan
+        return _transpose(nest, tile, lanes, target, parallel)
     if outer_updates(loop):
         return _reduction(loop, lanes, target, parallel)
     vectors: list[Primitive] = []
@@ -324,7 +319,43 @@ def _column_reduction(loop: For, inner: For, lanes: int, target: Target, paralle
 # ---------------------------------------------------------------- transposes
 
 
-def _tile_axes(nest: list[For]) -> tuple[str, str] | None:
+def _transpose(nest: list[For], tile: tuple[For, For], lanes: int, target: Target, parallel: bool) -> list[Primitive]:
+    """Tiles over the two axes, innermost; cores share an outer axis or, if that is too short, the rows."""
+    plan: list[Primitive] = []
+    rows, columns = tile
+    outer = [f for f in nest if f not in tile]
+    order = [f.axis.name for f in (*outer, *tile)]
+    if order != [f.axis.name for f in nest]:
+        plan.append(Reorder(tuple(order)))
+    tiles = (constant(rows.axis.extent) or 0) // lanes
+    if parallel:
+        shared = next((f for f in outer if estimate(f.axis.extent) >= 2 * target.cores and not conflict(f, PARALLEL)), rows)
+        plan.append(Bind(shared.axis.name, PARALLEL))
+        if shared is rows:
+            tiles //= 2 * target.cores
+    strip = max(1, min(_strip(nest[-1].body, tile, lanes), tiles))
+    work = sum(weight(e) for s in nest[-1].body for e in exprs(s))
+    return [*plan, Tile(rows.axis.name, columns.axis.name, lanes, lanes, strip, work <= UNROLLED)]
+
+
+def _strip(body: Sequence[Stmt], tile: tuple[For, For], lanes: int) -> int:
+    """Tiles below one another, before those beside them: as many as use up the lines that are read transposed.
+
+    Such lines come from memory in pairs, so two are better; but then more of the other operands' rows are walked at a time.
+    """
+    rows, columns = tile
+    across: list[int] = []  # bytes of an element of what is contiguous along ``rows``
+    along = 0
+    for access in touched(body):
+        if constant(split(access.index[0], columns.axis)[0]) == 1:
+            along += 1
+        elif constant(split(access.index[0], rows.axis)[0]) == 1:
+            across.append(access.buffer.dtype.bytes)
+    lines = 2 if along <= len(across) else 1
+    return max(1, lines * LINE // (lanes * min(across)))
+
+
+def _tile_axes(nest: list[For]) -> tuple[For, For] | None:
     """(rows, columns) if a map's stores are contiguous along its last axis and some loads along another: both long enough."""
     columns = nest[-1].axis
     body = nest[-1].body
@@ -332,7 +363,7 @@ def _tile_axes(nest: list[For]) -> tuple[str, str] | None:
         return None
     if constant(columns.extent) is None or (constant(columns.extent) or 0) < TILE_MIN:
         return None
-    rows: Axis | None = None
+    rows: For | None = None
     for access in touched(body):
         index = access.index[0]
         if constant(split(index, columns)[0]) in (0, 1):
@@ -341,11 +372,11 @@ def _tile_axes(nest: list[For]) -> tuple[str, str] | None:
             return None
         for loop in nest[:-1]:
             if constant(split(index, loop.axis)[0]) == 1 and columns not in index_atoms(split(index, columns)[1]):
-                if rows is not None and rows != loop.axis:
+                if rows is not None and rows is not loop:
                     return None
-                rows = loop.axis
-    if rows is None or (constant(rows.extent) or 0) < TILE_MIN:
+                rows = loop
+    if rows is None or (constant(rows.axis.extent) or 0) < TILE_MIN:
         return None
     if any(isinstance(p, Op) and p.name.startswith("check") for s in body for e in exprs(s) for p in parts(e)):
         return None
-    return rows.name, columns.name
+    return rows, nest[-1]

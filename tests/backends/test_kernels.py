@@ -612,6 +612,51 @@ def test_transpose(isa: str) -> None:
 
 
 @all_isas
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i16", "i8", "bool"])
+@pytest.mark.parametrize("size", [4, 8, 16])
+@pytest.mark.parametrize("rows", ["", " unroll(1)"])  # unrolled, the tile stays in registers
+def test_transposed_tiles(isa: str, dtype: str, size: int, rows: str) -> None:
+    high, wide = 3 * size, 2 * size
+    check(
+        f"""kernel k(x: {dtype}[{high * wide}], y: {dtype}[{high * wide}]) {{
+          for a in 3 {{
+            for c in 2 {{
+              alloc tile: {dtype}[{size * size}] @local
+              for j in {size} instr(transpose) {{
+                for i in {size} {{ tile[i*{size} + j] = x[c*{size * high} + j*{high} + a*{size} + i] }}
+              }}
+              for i2 in {size}{rows} {{
+                for j2 in {size} vector({size}) {{
+                  y[a*{size * wide} + i2*{wide} + c*{size} + j2] = tile[i2*{size} + j2]
+                }}
+              }}
+            }}
+          }}
+        }}""",
+        isa,
+    )
+
+
+@all_isas
+def test_a_tile_that_is_read_otherwise_is_memory(isa: str) -> None:
+    check(
+        """kernel k(x: f32[256], y: f32[256], z: f32[256]) {
+          alloc tile: f32[256] @local
+          for j in 16 instr(transpose) {
+            for i in 16 { tile[i*16 + j] = x[j*16 + i] }
+          }
+          for i2 in 16 unroll(16) {
+            for j2 in 16 vector(16) { y[i2*16 + j2] = tile[i2*16 + j2] }
+          }
+          for i3 in 16 unroll(16) {
+            for j3 in 16 vector(16) { z[i3*16 + j3] = tile[j3*16 + i3] }
+          }
+        }""",
+        isa,
+    )
+
+
+@all_isas
 def test_huge_local_memory_is_refused(isa: str) -> None:
     with pytest.raises(CodegenError, match="stack"):
         check("kernel k(y: f32[1]) {\n alloc t: f32[10000000] @local\n t[0] = 1.0\n y[0] = t[0]\n}", isa)

@@ -1,6 +1,7 @@
 """What becomes one kernel: counts of kernels, loops and temps after the pipeline, which renaming and reordering do not
 disturb."""
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -147,3 +148,30 @@ def test_a_long_chain_is_cut_into_few_kernels(monkeypatch: pytest.MonkeyPatch) -
 
     (artifact,) = compiled(monkeypatch, chain, torch.randn(40, 50))
     assert len(kernels(artifact)) <= 2
+
+
+def tiles(artifact: Artifact) -> list[For]:
+    return [s for s in statements(kernels(artifact)[0].body) if isinstance(s, For) and s.kind.key == "transpose"]
+
+
+TRANSPOSED: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
+    "matrix": (lambda x: x.t().contiguous(), (torch.randn(1000, 300),)),
+    "matrix_plus_matrix": (lambda x, y: x + y.t() * 2, (torch.randn(333, 444), torch.randn(444, 333))),
+    "batch": (lambda x: x.transpose(1, 2) * 2 + 1, (torch.randn(9, 70, 130),)),
+    "channels_last": (lambda x: (x.permute(0, 2, 3, 1) * 2).contiguous(), (torch.randn(8, 40, 28, 28),)),
+    "channels_first": (lambda x: (x.permute(0, 3, 1, 2) * 2).contiguous(), (torch.randn(8, 28, 28, 40),)),
+    "narrow": (lambda x: x.t().contiguous() + 1, (torch.randn(500, 400).bfloat16(),)),
+    "wide": (lambda x: x.t().contiguous() + 1, (torch.randn(500, 400, dtype=torch.float64),)),
+    "bytes": (lambda x: x.t().contiguous() + 1, (torch.arange(200_000).reshape(500, 400).to(torch.int8),)),
+    "costly": (lambda x: x.t().contiguous().exp().sin(), (torch.randn(300, 400),)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_a_transpose_goes_in_tiles_on_all_cores(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fn, args = TRANSPOSED[name]
+    (artifact,) = compiled(monkeypatch, lambda *a: torch.as_tensor(fn(*a)).contiguous(), *args)
+    (kernel,) = kernels(artifact)
+    assert len(tiles(artifact)) == 1
+    parallel = [s for s in statements(kernel.body) if isinstance(s, For) and s.kind.name == "parallel"]
+    assert len(parallel) == (1 if (os.cpu_count() or 1) > 1 else 0)

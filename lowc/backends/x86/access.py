@@ -60,6 +60,9 @@ def load(r: Region, buffer: Buffer, index: Index, mask: Val | None, reread: bool
     """An element, or one a lane; 0 where ``mask`` is off.  ``reread``: the buffer is also written, so equal
     loads may differ.
     """
+    if buffer.name in r.tiles:
+        rows = r.tiles[buffer.name]
+        return _from_memory(r, rows[int(scalar_index(r, index)) // len(rows)], buffer, len(rows))
     if r.lanes is not None and _per_lane(r, buffer, index):
         full = both(r, mask, r.lanes.mask)
         if _is_contiguous(r, buffer, index):

@@ -102,7 +102,7 @@ class Emitter:
                 updated = [n for n in range(number + 1, len(body)) if _updates(body[n], name)]
                 if updated:
                     last.setdefault(updated[-1], []).append(group)
-            else:
+            elif not transpose.emit(self, stmt, body[number + 1 :]):
                 self.stmt(stmt)
             for group in last.get(number, ()):
                 accumulators.close(self.b, group, self.r.ops)
@@ -226,8 +226,6 @@ class Emitter:
             vector.emit(self, stmt)
         elif kind == "parallel" and self.threads and not self.in_parallel and self.r.lanes is None:
             parallel.emit(self, stmt)
-        elif kind == "instr" and stmt.kind.key == "transpose" and transpose.emit(self, stmt):
-            return
         elif kind == "unroll":
             self.unrolled_loop(stmt)
         elif varies(self.r, stmt.axis.extent):
@@ -238,6 +236,7 @@ class Emitter:
     def serial_loop(self, stmt: For, low: str, high: str) -> None:
         def each(index: str) -> None:
             self.r.axes[stmt.axis.name] = index
+            transpose.fetch_next(self, stmt)
             self.scoped(stmt.body)
 
         runs = low == "0" and (lower_bound(stmt.axis.extent) or 0) >= 1
