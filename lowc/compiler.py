@@ -45,7 +45,7 @@ def compile_graph(
         with trace.phase("runtime"):
             from lowc.runtime.program import bind
 
-            program = bind(artifact, load(artifact), constants)
+            program = bind(artifact, load(artifact), constants, forward=graph.name == "forward")
     trace.dump("host", lambda: program.source, "py")
     for step in artifact.program:
         if isinstance(step, Extern):
