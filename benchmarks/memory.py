@@ -4,8 +4,9 @@
 
 The peak is that of five calls after the compiled function has warmed up, above what is resident between calls when all that the
 calls made is gone. ``benchmarks.run`` sets the allocator to give freed memory back at once: what it would keep from the first
-calls would be in both numbers, and their difference would be luck.  For the same reason lowc's workspaces, which it keeps for the next
-call, are freed before the count begins, so that they are in the peak; ``kept_mb`` is what is still resident after the calls.
+calls would be in both numbers, and their difference would be luck.  For the same reason lowc's workspaces, which it keeps for
+the next call, are freed before the count begins, so that they are in the peak; ``kept_mb`` is what is still resident after the
+calls.
 """
 
 import gc
