@@ -23,7 +23,8 @@ def markdown(results: dict[str, Any]) -> str:
         )
     if "memory" in results:
         parts.append(
-            f"## Peak memory\n\nResident MB above what was resident before the steps.\n\n{_memory(results['memory'])}"
+            "## Peak memory\n\nThe most that is resident during a step, in MB above what is between steps.\n\n"
+            + _memory(results["memory"])
         )
     if "scaling" in results:
         parts.append(
@@ -85,10 +86,21 @@ def _cold(part: dict[str, Any]) -> str:
 def _memory(part: dict[str, Any]) -> str:
     sides = _sides(part)
     rows = [
-        [name, *(_number(row.get(side, {}).get("steps_mb", math.nan)) for side in sides)]
+        [
+            name,
+            *(_number(row.get(side, {}).get("steps_mb", math.nan)) for side in sides),
+            *(_number(_ratio(row, side)) for side in sides if side != "eager"),
+        ]
         for name, row in part.items()
     ]
-    return table(["workload", *(f"{side}, MB" for side in sides)], rows)
+    ratios = [f"{side} / eager" for side in sides if side != "eager"]
+    return table(["workload", *(f"{side}, MB" for side in sides), *ratios], rows)
+
+
+def _ratio(row: dict[str, Any], side: str) -> float:
+    """Of the peaks of ``side`` and eager."""
+    eager = row.get("eager", {}).get("steps_mb", 0.0)
+    return row.get(side, {}).get("steps_mb", math.nan) / eager if eager > 0 else math.nan
 
 
 def _scaling(part: dict[str, Any]) -> str:

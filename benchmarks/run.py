@@ -30,9 +30,15 @@ MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": "8000000000",
     "MALLOC_TOP_PAD_": "100000000",
 }
+# Freed memory goes back to the system at once, so that what is resident is what is alive.
+MALLOC_RETURNS = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_TOP_PAD_": "0",
+}
 
 
-def child(*arguments: str, malloc: bool = True, workers: int | None = 1) -> dict[str, Any]:
+def child(*arguments: str, malloc: dict[str, str] = MALLOC, workers: int | None = 1) -> dict[str, Any]:
     """The JSON that ``python -m benchmarks.ARGUMENTS`` prints, or ``{"error": …}``.
 
     ``workers``: processes in which Inductor compiles; in the steady state they would only disturb (None: its default).
@@ -44,7 +50,7 @@ def child(*arguments: str, malloc: bool = True, workers: int | None = 1) -> dict
             "TORCHINDUCTOR_CACHE_DIR": caches,
             "LOWC_CACHE_DIR": caches,
         }
-        env |= MALLOC if malloc else {}
+        env |= malloc
         env |= {"TORCHINDUCTOR_COMPILE_THREADS": str(workers)} if workers else {}
         command = [sys.executable, "-m", f"benchmarks.{arguments[0]}", *arguments[1:]]
         try:
@@ -80,9 +86,10 @@ def cold(sides: list[str], repeats: int = 3) -> dict[str, Any]:
 
 
 def memory(sides: list[str]) -> dict[str, Any]:
-    # With glibc's own settings: the others would hide what is given back.
     names = ("gpt_train", "resnet_train", "gpt_infer", "gelu_chain", "layer_norm_train")
-    found = {name: {side: child("memory", name, side, malloc=False) for side in sides} for name in names}
+    found = {
+        name: {side: child("memory", name, side, malloc=MALLOC_RETURNS) for side in sides} for name in names
+    }
     for name in names:
         say(name, found[name])
     return found

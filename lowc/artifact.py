@@ -35,8 +35,8 @@ def runs(module: Module) -> list[tuple[int, ...] | Extern]:
 class Entry:
     """How a GPU kernel is launched.
 
-    ``symbol``: its name in the PTX.  ``grid``: blocks, over the kernel's sizes.  ``threads``: of a block, (x, y).  ``shared``:
-    bytes of dynamic shared memory.  ``aligned``: positions of params that must be 16-byte aligned.
+    ``symbol``: its name in the PTX.  ``grid``: blocks, over the kernel's sizes.  ``threads``: of a block, (x, y).
+    ``shared``: bytes of dynamic shared memory.  ``aligned``: positions of params that must be 16-byte aligned.
     """
 
     symbol: str

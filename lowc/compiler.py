@@ -120,22 +120,24 @@ def compile_artifact(
     if trace.dumping:
         for extension, show in x86.stages(target, options).items():
             trace.dump("x86", lambda show=show: show(module), extension.removeprefix("."))
-    return artifact, _bind_x86
+    return artifact, lambda made, constants: _bind_x86(made, constants, graph.name == "forward")
 
 
 Bind = Callable[[Artifact, Sequence[Any]], "Program"]
 
 
-def _bind_x86(artifact: Artifact, constants: Sequence[Any]) -> "Program":
+def _bind_x86(artifact: Artifact, constants: Sequence[Any], forward: bool) -> "Program":
+    """``forward``: the graph is the forward pass of a training step."""
     from lowc.backends import x86
     from lowc.runtime import openmp
     from lowc.runtime.program import bind, function_at
 
     if not artifact.code:
-        return bind(artifact, {}, constants)
+        return bind(artifact, {}, constants, forward=forward)
     library = x86.load(artifact, openmp.functions())
     symbols = [step.symbol for step in artifact.program if isinstance(step, Native)]
-    return bind(artifact, {s: function_at(library.address(s), library) for s in symbols}, constants)
+    natives = {s: function_at(library.address(s), library) for s in symbols}
+    return bind(artifact, natives, constants, forward=forward)
 
 
 def _interpreted(module: Module) -> tuple[Artifact, Bind]:

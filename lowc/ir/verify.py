@@ -219,7 +219,7 @@ def _index(s: _State, index: Index, known: bool = False) -> None:
 
 
 def _placement(s: _State, returned: set[str]) -> None:
-    """Temps in the workspace: which must be, and that no two of them overlap in memory and in time."""
+    """Temps in the workspace: which may be, and that no two of them overlap in memory and in time."""
     s.node = s.module
     placed = dict(s.module.placed)
     if len(placed) != len(s.module.placed):
@@ -238,11 +238,6 @@ def _placement(s: _State, returned: set[str]) -> None:
             s.fail(
                 f"{name} is placed at {offset} .. {end}, outside the workspace of {s.module.workspace} bytes"
             )
-    if LEVELS.index(s.level) >= 2:
-        for name in s.temps:
-            if name in s.live and name not in placed and name not in returned and name not in s.made:
-                s.node = s.buffers[name]
-                s.fail(f"{name} has no place in the workspace, and is not returned")
     _overlaps(s, placed)
 
 

@@ -4,6 +4,10 @@ A pool hands out arenas and takes them back; ``list.pop`` and ``append`` are ato
 calls (an extern op may run another compiled function) never share one, and a call that raises just drops its
 own.  Arenas above ``KEEP`` bytes are not kept, as eager would not keep that memory either; smaller ones save
 the page faults of fresh memory.
+
+A forward pass is the exception: it builds up what the backward pass will need, and at its end memory is at its peak.
+A workspace that lies idle meanwhile, usually the last backward pass's, would come on top, so it is freed first: its memory serves
+what the forward pass saves.
 """
 
 from collections.abc import Sequence
@@ -11,6 +15,7 @@ from collections.abc import Sequence
 import torch
 
 KEEP = 1 << 27
+SMALL = 1 << 20
 _SPARE = 8
 _LEAST = 1 << 12
 
@@ -56,6 +61,10 @@ class Pool:
     def give(self, arena: Arena) -> None:
         if arena.size <= KEEP and len(self._spare) < _SPARE:
             self._spare.append(arena)
+
+    def shrink(self) -> None:
+        """Frees the spare arenas above ``SMALL`` bytes."""
+        self._spare[:] = [arena for arena in self._spare if arena.size <= SMALL]
 
     def clear(self) -> None:
         """Frees the spare arenas."""

@@ -57,23 +57,28 @@ def bind(
     constants: Sequence[torch.Tensor] = (),
     *,
     checked: bool = False,
+    forward: bool = False,
     pool: arena.Pool | None = None,
 ) -> Program:
     """The program of ``artifact``.  ``constants`` are its last inputs.
 
     With ``checked``, each call makes sure that its inputs are what the program was made for (0.5 us a
     tensor); without, somebody else must have done so, as Dynamo's guards do: native code believes its
-    pointers.  ``pool``: where workspaces come from. Raises LowcError if an op is unknown to this torch or a
-    size cannot be found.
+    pointers.  ``forward``: it is the forward pass of a training step, see ``arena``.  ``pool``: where
+    workspaces come from.  Raises LowcError if an op is unknown to this torch or a size
+    cannot be found.
     """
     host = render(artifact, len(constants), checked=checked)
-    names = _cpu_names(artifact, host, pool or _POOL) | shared_names(host, natives)
+    pool = _POOL if pool is None else pool
+    names = _cpu_names(artifact, host, pool) | shared_names(host, natives)
     names.update(zip(host.constants, constants, strict=True))
     call = profiled(artifact, host, run_source(host.source, names), names)
     if checked:
         call = _checked(names["check"], call)
     if host.ops or host.into:
         call = without_grad(call)
+    if forward:
+        call = _shrinking(pool, call)
     return finished(Program(artifact, host.source, call))
 
 
@@ -86,6 +91,11 @@ def finished(program: Program) -> Program:
 
 # One pool for all programs of the process: what a call of one leaves is memory for the next.
 _POOL = arena.Pool()
+
+
+def free_workspaces() -> None:
+    """Frees the workspaces that are kept for the next call of any program."""
+    _POOL.clear()
 
 
 def _cpu_names(artifact: Artifact, host: Host, pool: arena.Pool) -> dict[str, Any]:
@@ -171,6 +181,16 @@ def _checked(check: Callable[[list[Any]], None], call: Call) -> Call:
         return call(args)
 
     return checked
+
+
+def _shrinking(pool: arena.Pool, call: Call) -> Call:
+    """``call``, before which large spare workspaces are freed."""
+
+    def shrinking(args: list[Any]) -> list[Any]:
+        pool.shrink()
+        return call(args)
+
+    return shrinking
 
 
 def without_grad(call: Call) -> Call:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from lowc.ir.index import Axis, constant, depends_on, ix, split
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Let, Op, Stmt, Store, Update
+from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Stmt, Store, Update
 from lowc.ir.walk import exprs, loads, names, parts, statements, stores
 from lowc.scheduler.apply import Bind, Reorder, Split, outer_updates, reads_running
 from lowc.scheduler.apply_simt import (
@@ -177,13 +177,14 @@ def _grid_of(nest: Sequence[For], lanes: int, threads: int, taken: set[str]) -> 
     return [*plan, Spread(name, threads, "x", 1, grid=True)]
 
 
-def _contiguous(body: Sequence[Stmt], axis: Axis) -> int:
-    """Stores count more than loads, which caches help."""
-    score = 0
+def _contiguous(body: Sequence[Stmt], axis: Axis) -> tuple[int, int]:
+    """How many stores, and how many loads, are contiguous along ``axis``: stores come first, since caches help loads."""
+    written = read = 0
     for access in touched(body):
         if access.buffer.space == "global" and constant(split(access.index[0], axis)[0]) == 1:
-            score += 3 if isinstance(access, Store) else 2
-    return score
+            written += isinstance(access, Store)
+            read += isinstance(access, Load)
+    return written, read
 
 
 def _lanes(body: Sequence[Stmt], axis: Axis) -> int:
@@ -243,10 +244,11 @@ def _is_column(free: Sequence[For], stages: Sequence[For]) -> bool:
     """Whether most loads of ``stages`` are contiguous along an outer axis, not along that of the stage."""
     along = across = 0
     for stage in stages:
+        axes = {s.axis for s in statements((stage,)) if isinstance(s, For)}
         inner = _perfect(stage)[-1].axis
         for load in loads(stage.body):
-            if load.buffer.space != "global":
-                continue
+            if load.buffer.space != "global" or axes.isdisjoint(index_atoms(load.index[0])):
+                continue  # a value of the row
             along += constant(split(load.index[0], inner)[0]) == 1
             across += any(constant(split(load.index[0], f.axis)[0]) == 1 for f in free)
     return across > along

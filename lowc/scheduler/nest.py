@@ -168,7 +168,12 @@ def uses(module: Module) -> Uses:
 
 def returned(module: Module) -> set[int]:
     """``id`` of every buffer that the call returns, and of every input (what is stored there is seen)."""
-    out = {id(b) for b in module.inputs if isinstance(b, Buffer)}
+    return output_buffers(module) | {id(b) for b in module.inputs if isinstance(b, Buffer)}
+
+
+def output_buffers(module: Module) -> set[int]:
+    """``id`` of every buffer that the call returns, or a view of it."""
+    out: set[int] = set()
     pending: list[object] = [*module.outputs]
     while pending:
         item = pending.pop()

@@ -46,23 +46,27 @@ BOUND = Axis("·", ONE)  # stands for the axis of either loop in keys
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with costly expressions shared between neighbouring loops."""
     if target.kind == "nvptx":
-        return map_kernels(module, lambda kernel: _share(kernel, REGISTERS, True))
-    return map_kernels(module, lambda kernel: _share(kernel, target.l2 // 4, False))
+        return map_kernels(module, lambda kernel: _share(kernel, REGISTERS, (True, False)))
+    return map_kernels(module, lambda kernel: _share(kernel, target.l2 // 4, (False,)))
 
 
-def _share(kernel: Kernel, room: int, loads_too: bool) -> Kernel:
-    sharer = _Sharer(names(kernel.body) | {p.name for p in kernel.params}, room, loads_too)
-    body = sharer.block(kernel.body, top=True)
-    return make_kernel(kernel.name, body, kernel.params) if sharer.shared else kernel
+def _share(kernel: Kernel, room: int, rounds: Sequence[bool]) -> Kernel:
+    """``rounds``: whether each is about loads."""
+    body, shared = kernel.body, 0
+    for of_loads in rounds:
+        sharer = _Sharer(names(body) | {p.name for p in kernel.params}, room, of_loads)
+        body = sharer.block(body, top=True)
+        room, shared = sharer.room, shared + sharer.shared
+    return make_kernel(kernel.name, body, kernel.params) if shared else kernel
 
 
 class _Sharer:
     """``room``: bytes of scratch left for this kernel; ``written`` and ``updated``: the buffers and accumulators that the loops
-    looked at, or statements behind them, change; ``loads_too``: a load alone is worth sharing, whatever is computed from it.
+    looked at, or statements behind them, change; ``of_loads``: it is about loads, whatever is computed from them.
     """
 
-    def __init__(self, taken: set[str], room: int, loads_too: bool) -> None:
-        self.loads_too = loads_too
+    def __init__(self, taken: set[str], room: int, of_loads: bool) -> None:
+        self.of_loads = of_loads
         self.written: set[int] = set()
         self.updated: set[str] = set()
         self.taken = taken
@@ -117,7 +121,7 @@ class _Sharer:
             block.insert(position + added, Alloc(row))
             added += 1
             self.shared += 1
-            if not self.loads_too:  # what else was found may have been part of that
+            if not self.of_loads:  # what else was found may have been part of that
                 break
         return added
 
@@ -137,7 +141,7 @@ class _Sharer:
             self.search(child, axis, inside, found)
 
     def worth(self, expr: Expr, axis: Axis) -> bool:
-        if self.loads_too:
+        if self.of_loads:
             if not isinstance(expr, Load) or expr.buffer.space != "global" or estimate(axis.extent) < ROW_LEAST:
                 return False
             return constant(split(address(expr.buffer, expr.index), axis)[0]) == 1

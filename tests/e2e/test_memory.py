@@ -1,9 +1,14 @@
 """Aliasing, mutation, views, strides, lifetimes: what a caller can see of memory."""
 
 import gc
+from itertools import accumulate
 from typing import Any
 
+import pytest
 import torch
+
+from lowc.runtime.program import free_workspaces
+from tests.e2e import models
 
 
 def test_arguments_are_mutated_in_place(compiler: Any) -> None:
@@ -110,6 +115,62 @@ def test_nothing_is_kept_alive(compiler: Any) -> None:
         compiled(torch.randn(65, 65))
     gc.collect()
     assert _tensors() == before
+
+
+def _gpt() -> models.Made:
+    ids = models.tokens(4, 64, below=300)
+    return models.GPT(300, 64, 4, 2, 64), (ids, ids.flip(0)), lambda out: out[1]
+
+
+def _resnet() -> models.Made:
+    return models.ResNet().train(), (models.normal(32, 3, 32, 32),), models.weighted
+
+
+MODELS = {"gpt": _gpt, "resnet": _resnet}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_more_is_saved_for_backward_than_in_eager(compiler_auto: Any, name: str) -> None:
+    model, args, loss = MODELS[name]()
+    held = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers(), *args)}
+
+    def saved(fn: Any) -> int:
+        found: dict[int, torch.UntypedStorage] = {}
+
+        def pack(t: torch.Tensor) -> torch.Tensor:
+            if t.untyped_storage()._cdata not in held:
+                found[t.untyped_storage()._cdata] = t.untyped_storage()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            loss(fn(*args))
+        return sum(storage.nbytes() for storage in found.values())
+
+    compiled = compiler_auto.compile(model)
+    loss(compiled(*args))
+    assert saved(compiled) <= saved(model) * 1.01
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_peak_of_a_training_step(compiler_auto: Any, name: str) -> None:
+    model, args, loss = MODELS[name]()
+    parameters = list(model.parameters())
+
+    def peak(fn: Any) -> int:
+        def step() -> None:
+            torch.autograd.grad(loss(fn(*args)), parameters)
+
+        for _ in range(2):
+            step()
+        free_workspaces()
+        gc.collect()
+        with torch.profiler.profile(profile_memory=True) as profile:
+            step()
+            step()
+        events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+        return max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+    assert peak(compiler_auto.compile(model)) <= peak(model) * 1.02
 
 
 def _tensors() -> int:

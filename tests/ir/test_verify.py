@@ -400,11 +400,6 @@ BAD_MODULES = [
         "one-dimensional",
     ),
     (
-        "unplaced",
-        f"module @BUFFERED() {{\n {HEAD} launch copy(x, t)\n launch copy(t, y)\n return y\n}}\n{COPY}",
-        "t has no place",
-    ),
-    (
         "outside",
         f"module @BUFFERED() {{\n {HEAD} temp u: f32[4] at 4\n workspace 16\n}}",
         "u is placed at 4 .. 20, outside the workspace of 16 bytes",
@@ -446,6 +441,7 @@ GOOD_MODULES = [
     ("reuse", "module @BUFFERED() {\n input x: f32[4]\n temp t: f32[4] at 0\n temp u: f32[4] at 16\n temp v: f32[4] at 0\n"
      " temp y: f32[4]\n workspace 32\n launch copy(x, t)\n launch copy(t, u)\n launch copy(u, v)\n launch copy(v, y)\n"
      f" return y\n}}\n{COPY}"),
+    ("temp of its own", f"module @BUFFERED() {{\n {HEAD} launch copy(x, t)\n launch copy(t, y)\n return y\n}}\n{COPY}"),
     ("written then read", f"module @LOOPS() {{\n {HEAD} launch both(x, t, y)\n return y\n}}\n"
      "kernel both(a: f32[4], b: f32[4], c: f32[4]) {\n for i in 4 {\n b[i] = a[i]\n c[i] = b[i]\n }\n}"),
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from lowc.errors import LowcError
 from lowc.ir import types
 from lowc.ir.index import Symbol, ix
 from lowc.ir.nodes import Extern, Module, View
+from lowc.runtime import arena
 from lowc.runtime.host import render
 from lowc.runtime.program import bind
 
@@ -128,7 +129,9 @@ def test_results_of_an_op_without_an_out_form_are_copied_into_the_workspace() ->
 
 def test_a_workspace_of_no_bytes() -> None:
     x, a, y = buffer("x", 3, 0), buffer("a", 3, 0), buffer("y", 3, 3)
-    mm = Extern("aten.mm.default", (whole(a), View(x, types.f32, (ix(0), ix(3)), (ix(1), ix(0)), ix(0))), (), (y,))
+    mm = Extern(
+        "aten.mm.default", (whole(a), View(x, types.f32, (ix(0), ix(3)), (ix(1), ix(0)), ix(0))), (), (y,)
+    )
     program = load(
         module([x], [a, y], [whole(y)], [launch([x], [a]), mm], placed=[("a", ix(0))]), f0=lambda **_: None
     )
@@ -317,6 +320,21 @@ def test_concurrent_calls_share_no_slots_and_no_workspace() -> None:
     for t in threads:
         t.join()
     assert all(torch.equal(got[i], given[i]) for i in range(2))
+
+
+@pytest.mark.parametrize(("size", "kept"), [(arena.SMALL, True), (arena.SMALL + 64, False)])
+def test_a_forward_pass_frees_large_workspaces_that_lie_idle(size: int, kept: bool) -> None:
+    x, y = buffer("x", 3), buffer("y", 3)
+    made = module([x], [y], [whole(y)], [Extern("aten.neg.default", (whole(x),), (), (y,))])
+    pool = arena.Pool()
+    spare = pool.take(size)
+    address = spare.address
+    pool.give(spare)
+    del spare
+    bind(artifact(made), {}, pool=pool).call([torch.randn(3)])
+    assert [a.address for a in pool._spare] == [address]
+    bind(artifact(made), {}, pool=pool, forward=True).call([torch.randn(3)])
+    assert bool(pool._spare) == kept
 
 
 def test_checked_programs_refuse_other_inputs() -> None:
