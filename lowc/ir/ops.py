@@ -133,6 +133,9 @@ OPS: dict[str, OpRow] = {
         OpRow("mulhi", 2, "u", "same", _mulhi),
         OpRow("sqrt", 1, "f", "same", np.sqrt),
         OpRow("copysign", 2, "f", "same", np.copysign),
+        # instructions of GPUs, a few units in the last place off: 2**x, 1/x (for normal x and 1/x)
+        OpRow("ex2", 1, "f", "same", np.exp2),
+        OpRow("rcp", 1, "f", "same", np.reciprocal),
         # rounding to integral values
         OpRow("floor", 1, "f", "same", np.floor),
         OpRow("ceil", 1, "f", "same", np.ceil),

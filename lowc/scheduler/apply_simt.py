@@ -103,11 +103,12 @@ class ToShared:
 @dataclass(frozen=True, slots=True)
 class Transpose:
     """The two innermost loops of a map, over ``rows`` and ``columns``, in square tiles of ``size``: loads that are contiguous
-    along ``rows`` are brought to shared memory along that axis.  The loops over tiles go outermost."""
+    along ``rows`` are brought to shared memory along that axis, ``lanes`` elements a thread.  The loops over tiles go outermost."""
 
     rows: str
     columns: str
     size: int
+    lanes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,10 +302,10 @@ def _transpose(loop: For, step: Transpose, taken: set[str]) -> For:
         source = Substitution({row: ix(fill_row), column: ix(fill_column)}).expr(load)
         store = Store(tile, (ix(fill_column) * (size + 1) + fill_row,), source)
         fills.append(Alloc(tile))
-        fills.append(_tile_loops(fill_column, fill_row, size, (store,), taken))
+        fills.append(_tile_loops(fill_column, fill_row, step, (store,), taken))
     memo: dict[int, Expr] = {k: Load(b, (ix(column) * (size + 1) + row,)) for k, (b, _) in staged.items()}
     compute = [map_exprs(s, lambda e: rewrite(e, lambda p: p, memo)) for s in body]
-    inner = (*fills, _tile_loops(row, column, size, compute, taken))
+    inner = (*fills, _tile_loops(row, column, step, compute, taken))
     return For(row_tile, (For(column_tile, inner, BLOCK),), BLOCK)
 
 
@@ -317,9 +318,9 @@ def _tile_of(load: Load, size: int, taken: set[str]) -> Buffer:
 TILE_ROWS = 8  # rows of a tile that the threads of a block walk through at a time
 
 
-def _tile_loops(outer: Axis, inner: Axis, size: int, body: Sequence[Stmt], taken: set[str]) -> For:
-    """``inner`` over ``size`` threads x, ``outer`` over threads y in turns."""
-    along = For(inner, tuple(body), Kind("thread", size))
+def _tile_loops(outer: Axis, inner: Axis, step: Transpose, body: Sequence[Stmt], taken: set[str]) -> For:
+    """``inner`` over threads x, ``outer`` over threads y in turns."""
+    along = _spread(For(inner, tuple(body)), Spread(inner.name, step.size // step.lanes, "x", step.lanes), taken)
     return _spread(For(outer, (along,)), Spread(outer.name, TILE_ROWS, "y"), taken)
 
 

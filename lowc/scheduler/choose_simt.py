@@ -42,6 +42,7 @@ MAX_THREADS = 1024
 WIDE_ROW = 16384  # up to which half of the threads a block may have are enough, so that two blocks fit
 HELD = 64  # elements of held rows that a thread has registers for
 COLUMN_Y = 8
+COLUMN_LANES = 2  # elements of 16 bits that a thread takes of a row
 TILE = 32
 SHARED = 48 << 10  # bytes that every block may have
 VECTOR_BYTES = 16
@@ -225,7 +226,8 @@ def _tile(nest: list[For], taken: set[str]) -> list[Primitive] | None:
     outer = [f for f in nest if f is not rows and f is not columns]
     plan: list[Primitive] = [Reorder(tuple([f.axis.name for f in (*outer, rows, columns)]))]
     plan += [Bind(f.axis.name, BLOCK) for f in outer]
-    return [*plan, Transpose(rows.axis.name, columns.axis.name, TILE)]
+    lanes = max(1, 4 // min(a.buffer.dtype.bytes for a in touched(body)))  # a warp walks along 128 bytes
+    return [*plan, Transpose(rows.axis.name, columns.axis.name, TILE * lanes, lanes)]
 
 
 # ---------------------------------------------------------------- stages
@@ -271,7 +273,13 @@ def _column(free: list[For], stages: list[For], target: Target, taken: set[str])
     for stage in stages:
         name = _flattened(_perfect(stage), plan, taken)
         plan.append(Spread(name, threads, "y"))
-    return [*plan, Spread(outer, WARP, "x", 1, grid=True)]
+    lanes = 1
+    if rows % (WARP * COLUMN_LANES) == 0 and len(stages) == 1 and not any(isinstance(s, If) for s in statements(body)):
+        sizes = [a.buffer.dtype.bytes for a in loads(stages[0].body) if a.buffer.space == "global"]
+        lanes = COLUMN_LANES if sizes and max(sizes) <= 2 and constant(free[-1].axis.extent) is not None else 1
+        if lanes > 1 and (constant(free[-1].axis.extent) or 0) % lanes:
+            lanes = 1
+    return [*plan, Spread(outer, WARP, "x", lanes, grid=True)]
 
 
 def _row(free: list[For], stages: list[For], target: Target, taken: set[str]) -> list[Primitive] | None:

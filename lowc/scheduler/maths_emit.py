@@ -24,7 +24,7 @@ Operand = Expr | float | int
 class Emit:
     """Builds ops and collects the Lets they need.  ``abilities`` is ``Target.ops``; ``taken`` are names not to be used."""
 
-    __slots__ = ("_count", "_names", "_taken", "abilities", "branches", "fused", "scales", "statements")
+    __slots__ = ("_count", "_names", "_taken", "abilities", "approximate", "branches", "fused", "scales", "statements")
 
     def __init__(self, abilities: frozenset[str], taken: set[str]) -> None:
         self.statements: list[Let] = []
@@ -32,6 +32,7 @@ class Emit:
         self.branches = "rarely" in abilities
         self.fused = "fma" in abilities
         self.scales = "scalef" in abilities
+        self.approximate = "ex2" in abilities
         self._taken = taken
         self._count = 0
         self._names = True
@@ -97,6 +98,20 @@ class Emit:
 
     def abs(self, a: Expr) -> Expr:
         return Op("abs", (a,), a.dtype)
+
+    def ex2(self, a: Expr) -> Expr:
+        """2**a, where ``approximate``."""
+        return Op("ex2", (a,), a.dtype)
+
+    def quotient(self, a: Operand, b: Expr) -> Expr:
+        """a / b for b from 1 to 2**60: within two units in the last place where ``approximate``."""
+        if self.approximate and b.dtype == f32:
+            return self.mul(Op("rcp", (b,), b.dtype), a)
+        return self.div(a, b)
+
+    def clamp(self, a: Expr, low: float, high: float) -> Expr:
+        """``a`` from ``low`` to ``high``; NaN stays."""
+        return Op("min", (Op("max", (a, self.of(low, a)), a.dtype), self.of(high, a)), a.dtype)
 
     def sqrt(self, a: Expr) -> Expr:
         return Op("sqrt", (a,), a.dtype)

@@ -3,7 +3,7 @@
 from lowc.ir.nodes import Expr
 from lowc.scheduler import maths_tables as tables
 from lowc.scheduler.maths_emit import Emit
-from lowc.scheduler.maths_exp import reduced_exp
+from lowc.scheduler.maths_exp import approximate_exp, is_approximate, reduced_exp
 
 
 def erf(e: Emit, x: Expr) -> Expr:
@@ -11,6 +11,9 @@ def erf(e: Emit, x: Expr) -> Expr:
     magnitude = e.let(e.abs(x))
     t = e.cap_at(magnitude, 4.0)  # 1 - erf(4) is below half a unit of 1
     exponent = e.let(e.mad(e.poly(t, tables.ERF_LARGE), t, e.neg(t)))
-    p, _, scaled = reduced_exp(e, exponent)
-    large = e.mad(e.add(p, 1.0), e.power(scaled, -1.0), 1.0)
+    if is_approximate(e, x):
+        large = e.sub(1.0, approximate_exp(e, exponent))
+    else:
+        p, _, scaled = reduced_exp(e, exponent)
+        large = e.mad(e.add(p, 1.0), e.power(scaled, -1.0), 1.0)
     return e.select(e.gt(magnitude, 0.921875), e.copysign(large, x), small)

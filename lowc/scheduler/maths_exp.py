@@ -34,6 +34,14 @@ FORMATS = {
 }
 
 
+def approximate_exp(e: Emit, x: Expr) -> Expr:
+    """exp(x) of f32 for finite x, or NaN, by the target's 2**y: y is x log2(e) rounded, and what rounding lost is made good."""
+    high, low = tables.LOG2_E_PARTS
+    y = e.let(e.mul(x, high))
+    lost = e.mad(x, low, e.mad(x, high, e.neg(y)))
+    return e.mul(e.ex2(y), e.mad(lost, tables.LN2_NEAREST, e.of(1.0, x)))
+
+
 def reduced_exp(e: Emit, x: Expr) -> tuple[Expr, Expr, Expr]:
     """(exp(r) - 1, n, t), n and t as ``Emit.nearest`` gives them."""
     f = FORMATS[x.dtype.name]
@@ -49,7 +57,14 @@ def _bounded_exp(e: Emit, x: Expr) -> Expr:
     return e.scale(e.add(p, 1.0), n, t)
 
 
+def is_approximate(e: Emit, x: Expr) -> bool:
+    """Whether ``approximate_exp`` is the way to exponentials here."""
+    return e.approximate and x.dtype.bits == 32
+
+
 def exp(e: Emit, x: Expr) -> Expr:
+    if is_approximate(e, x):
+        return approximate_exp(e, e.let(e.clamp(x, -151.0, 129.0)))
     # what underflows (masked scores are -inf) is set to 0 at the end and goes through as 0: a scaling that
     # underflows takes a processor a hundred cycles
     f = FORMATS[x.dtype.name]
@@ -82,5 +97,9 @@ def expm1(e: Emit, x: Expr) -> Expr:
 
 def sigmoid(e: Emit, x: Expr) -> Expr:
     # exp of -|x| cannot overflow, and keeps the tail of negative x down to denormals
-    z = e.let(_bounded_exp(e, e.floor_at(e.neg(e.abs(x)), FORMATS[x.dtype.name].least)))
-    return e.div(e.select(e.lt(x, 0.0), z, 1.0), e.add(z, 1.0))
+    least = FORMATS[x.dtype.name].least
+    if is_approximate(e, x):
+        z = e.let(approximate_exp(e, e.let(e.clamp(e.neg(e.abs(x)), least, 0.0))))
+    else:
+        z = e.let(_bounded_exp(e, e.floor_at(e.neg(e.abs(x)), least)))
+    return e.quotient(e.select(e.lt(x, 0.0), z, 1.0), e.add(z, 1.0))

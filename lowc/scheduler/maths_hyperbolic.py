@@ -7,7 +7,7 @@ Where two formulas are needed both are evaluated and one is selected.
 from lowc.ir.nodes import Expr
 from lowc.scheduler import maths_tables as tables
 from lowc.scheduler.maths_emit import Emit
-from lowc.scheduler.maths_exp import reduced_exp
+from lowc.scheduler.maths_exp import approximate_exp, is_approximate, reduced_exp
 from lowc.scheduler.maths_log import finite_log1p, natural, split
 
 INF = float("inf")
@@ -20,8 +20,13 @@ def tanh(e: Emit, x: Expr) -> Expr:
     square = e.let(e.mul(x, x))
     small = e.mad(e.mul(e.poly(square, coefficients), square), x, x)
     magnitude = e.let(e.abs(x))
-    p, _, t = reduced_exp(e, e.cap_at(e.add(magnitude, magnitude), most))
-    large = e.sub(1.0, e.div(e.of(2.0, x), e.add(e.mul(e.add(p, 1.0), e.power(t)), 1.0)))
+    double = e.cap_at(e.add(magnitude, magnitude), most)
+    if is_approximate(e, x):
+        power = approximate_exp(e, e.let(double))
+    else:
+        p, _, t = reduced_exp(e, double)
+        power = e.mul(e.add(p, 1.0), e.power(t))
+    large = e.sub(1.0, e.quotient(e.of(2.0, x), e.add(power, 1.0)))
     # the sign last, for -0.0 as well
     return e.copysign(e.select(e.gt(magnitude, 0.5625), large, small), x)
 

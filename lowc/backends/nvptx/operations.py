@@ -93,6 +93,20 @@ def _rsqrt(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset
     return binary(b, "div", const(1.0, dtype), intrinsic(b, "sqrt", args, 0))
 
 
+def _ex2(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
+    return _approximate(b, "llvm.nvvm.ex2.approx.f", args[0])
+
+
+def _rcp(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
+    return _approximate(b, "llvm.nvvm.rcp.approx.ftz.f", args[0])
+
+
+def _approximate(b: Builder, function: str, x: Val) -> Val:
+    if x.dtype != f32:
+        raise CodegenError(f"{function} on {x.dtype}")
+    return Val(b.call(function, "float", [("float", x.text)]), f32)
+
+
 # ---------------------------------------------------------------- conversions
 
 
@@ -193,4 +207,6 @@ FUNCTIONS: dict[str, Row] = {
     "select": _select,
     "ldexp": _ldexp,
     "rsqrt": _rsqrt,
+    "ex2": _ex2,
+    "rcp": _rcp,
 }
