@@ -115,8 +115,8 @@ def _for(s: State, stmt: For) -> None:
         s.fail(f"a {kind.name} loop at LOOPS, where all loops are serial")
     if kind.width < KINDS[kind.name] or kind.interleave < 1:
         s.fail(f"a {kind.name} loop needs a width and an interleave of at least 1")
-    if kind.key and kind.name != "instr" or kind.name == "instr" and not kind.key:
-        s.fail("instr loops, and only they, name an instruction")
+    if kind.key and kind.name not in ("instr", "thread") or kind.name == "instr" and not kind.key:
+        s.fail("instr loops, and only they, name an instruction (and thread loops a dimension)")
     check_index(s, axis.extent)
     s.undo.append([])
     declare(s, axis.name, axis)
