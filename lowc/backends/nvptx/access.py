@@ -22,7 +22,7 @@ def address(t: Thread, buffer: Buffer, place: Index, lane: int) -> str:
     margin = sum(abs(c) for m, c in place.terms if not m)
     size = constant(buffer.shape[0]) if where.space == 1 else 0
     # an address in a buffer of known size fits, whatever its parts are; outside a mask nothing is accessed
-    small = (size is not None and size + margin < WORD) or t.fits(place)
+    small = (size is not None and size + margin < WORD // 2) or t.fits_in_parts(place)
     bits = 32 if small else 64
     text, number = total(t, place, lane, bits)
     kind, element = POINTER[where.space], memory_type(buffer.dtype)

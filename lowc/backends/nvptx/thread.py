@@ -1,7 +1,7 @@
 """The state of one kernel in the making: what one thread sees, and how index expressions become integers in it.
 
-An index expression is computed in 32 bits where its value, and what it is without its constant part, is proven to fit, else in
-64.  Axes of unrolled loops and lanes are numbers, not operands, so that their share of an address is known.
+An index expression is computed in 32 bits where its value is proven to fit, else in 64.  Axes of unrolled loops and lanes are
+numbers, not operands, so that their share of an address is known.
 """
 
 from collections.abc import Iterable
@@ -120,10 +120,17 @@ class Thread:
         return found
 
     def fits(self, index: Index) -> bool:
-        """Whether ``index`` can be computed in 32 bits."""
+        """Whether the value of ``index`` has 32 bits."""
         low, high = self.range(index)
-        margin = sum(abs(c) for m, c in index.terms if not m)
-        return low is not None and high is not None and low - margin >= -WORD and high + margin < WORD
+        return low is not None and high is not None and low >= -WORD and high < WORD
+
+    def fits_in_parts(self, index: Index) -> bool:
+        """Whether that holds for any part of ``index`` that is left when numbers are taken out."""
+        low, high = self.range(index)
+        if low is None or high is None:
+            return False
+        margin = sum(abs(c) for m, c in index.terms if not m) + high - low
+        return low - margin >= -WORD and high + margin < WORD
 
 
 def varies(t: Thread, index: Index) -> bool:
