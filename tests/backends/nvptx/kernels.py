@@ -115,6 +115,56 @@ KERNELS: dict[str, str] = {
     }
   }
 }""".replace("!flags[b]", "not(flags[b])"),
+    "shared_atomics": """kernel shared_atomics(x: f32[512], f: f32[4], d: f64[4], g: f64[4], i: i64[4], u: u32[4], o: bool[4],
+    c: u8[4], m: f32[4], s: i16[4], w: f32[2]) {
+  for b in 2 block {
+    alloc a0: f32[2] @shared = add
+    alloc a1: f64[2] @shared = add
+    alloc a2: f64[2] @shared = max
+    alloc a3: i64[2] @shared = min
+    alloc a4: u32[2] @shared = or
+    alloc a5: bool[2] @shared = and
+    alloc a6: u8[2] @shared = add
+    alloc a7: f32[2] @shared = max
+    alloc a8: i16[2] @shared = mul
+    for t in 64 thread(64) {
+      for v in 4 vector(4) {
+        a0[t % 2] add= x[b*256 + t*4 + v]
+        a1[t % 2] add= f64(x[b*256 + t*4 + v])
+        a2[t % 2] max= f64(x[b*256 + t*4 + v])
+        a3[t % 2] min= i64(x[b*256 + t*4 + v])
+        a4[t % 2] or= u32(abs(x[b*256 + t*4 + v]))
+        a5[t % 2 if x[b*256 + t*4 + v] > 0.0] and= x[b*256 + t*4 + v] < 20.0
+        a6[t % 2] add= u8(abs(x[b*256 + t*4 + v]))
+        a7[t % 2] max= x[b*256 + t*4 + v]
+        a8[t % 2] mul= i16(x[b*256 + t*4 + v]) | 1:i16
+        w[t*100000 + b if (x[b*256 + t*4 + v] > 1.0) & (idx(t) == 0)] add= x[b*256 + t*4 + v]
+      }
+    }
+    barrier
+    for t1 in 2 thread(64) {
+      f[b*2 + t1] = a0[t1]
+      d[b*2 + t1] = a1[t1]
+      g[b*2 + t1] = a2[t1]
+      i[b*2 + t1] = a3[t1]
+      u[b*2 + t1] = a4[t1]
+      o[b*2 + t1] = a5[t1]
+      c[b*2 + t1] = a6[t1]
+      m[b*2 + t1] = a7[t1]
+      s[b*2 + t1] = a8[t1]
+    }
+  }
+}""",
+    "halves": """kernel halves(x: f16[2048], y: f16[2048], out: f16[2048], m: f16[16]) {
+  for b in 2 block {
+    for t in 128 thread(128) {
+      for v in 8 vector(8) {
+        out[b*1024 + t*8 + v] = f16(f32(x[b*1024 + t*8 + v]) + f32(y[b*1024 + t*8 + v]))
+        m[t % 8 + b*8] add= x[b*1024 + t*8 + v]
+      }
+    }
+  }
+}""",
     "plain": """kernel plain(x: f32[12], out: f32[12]) {
   for b in 3 block {
     for k in 4 {
@@ -513,7 +563,8 @@ CASES: dict[str, Case] = {name: Case(text) for name, text in KERNELS.items()}
 for _name, _tolerance in (
     ("softmax", 1e-5), ("layernorm", 0.02), ("warp_rows", 1e-5), ("clamped_rows", 1e-5), ("column_sum", 1e-4),
     ("clamped_columns", 1e-5), ("small_square", 1e-5),
-    ("narrow_columns", 1e-12), ("conditions", 1e-5), ("loop_of_rows", 1e-4), ("strips", 1e-4), ("scan", 1e-5),
+    ("narrow_columns", 1e-12), ("conditions", 1e-5),
+    ("shared_atomics", 1e-4), ("halves", 0.3), ("loop_of_rows", 1e-4), ("strips", 1e-4), ("scan", 1e-5),
 ):  # fmt: skip
     CASES[_name] = Case(KERNELS[_name], tolerance=_tolerance)
 CASES["scatter_add"] = Case(KERNELS["scatter_add"], below={"at": 100}, tolerance=0.3)
