@@ -78,10 +78,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class OneThread:
-    """The loop over ``axis`` is left to the first of ``threads``: its iterations depend on one another."""
-
-    axis: str
-    threads: int
+    """The whole kernel is left to one thread: iterations depend on one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ class ToShared:
 @dataclass(frozen=True, slots=True)
 class Transpose:
     """The two innermost loops of a map, over ``rows`` and ``columns``, in square tiles of ``size``: loads that are contiguous
-    along ``rows`` are brought to shared memory along that axis, ``lanes`` elements a thread.  The loops over tiles go outermost."""
+    along ``rows`` are brought to shared memory along that axis, ``lanes`` elements a thread.  Loops over tiles go outermost."""
 
     rows: str
     columns: str
@@ -135,8 +132,7 @@ def _apply(body: tuple[Stmt, ...], step: GpuPrimitive) -> tuple[Stmt, ...]:
     if isinstance(step, Spread):
         return at_loop(body, step.axis, lambda loop: (_spread(loop, step, names(body)),))
     if isinstance(step, OneThread):
-        one = Axis(fresh("one", names(body)), ix(1))
-        return at_loop(body, step.axis, lambda loop: (For(one, (loop,), Kind("thread", step.threads)),))
+        return (For(Axis(fresh("one", names(body)), ix(1)), body, Kind("thread", 1)),)
     if isinstance(step, Hold):
         return _relaid(body, step.buffer, lambda b: _held(b, step))
     if isinstance(step, ToShared):

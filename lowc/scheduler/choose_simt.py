@@ -14,7 +14,7 @@ from lowc.ir.index import Axis, constant, depends_on, ix, split
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Stmt, Store, Update
 from lowc.ir.walk import exprs, loads, names, parts, statements, stores
-from lowc.scheduler.apply import Bind, Reorder, Split, outer_updates, reads_running
+from lowc.scheduler.apply import Bind, Interchange, Reorder, Split, outer_updates, reads_running
 from lowc.scheduler.apply_simt import (
     BLOCK,
     Barriers,
@@ -42,7 +42,7 @@ MAX_THREADS = 1024
 WIDE_ROW = 16384  # up to which half of the threads a block may have are enough, so that two blocks fit
 HELD = 64  # elements of held rows that a thread has registers for
 COLUMN_Y = 8
-COLUMN_LANES = 2  # elements of 16 bits that a thread takes of a row
+COLUMN_BYTES = 8  # that a thread takes of each row
 TILE = 32
 SHARED = 48 << 10  # bytes that every block may have
 VECTOR_BYTES = 16
@@ -59,7 +59,7 @@ def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Primitive, ...]]:
             if plan is not None:
                 yield (*plan, Barriers())
     yield (*_one_block(body, taken), Barriers())
-    yield (*(OneThread(s.axis.name, WARP) for s in body if isinstance(s, For)), Barriers())
+    yield (OneThread(),)
 
 
 # ---------------------------------------------------------------- the whole grid
@@ -87,7 +87,7 @@ def _grid(loop: For, free: list[For], target: Target, taken: set[str]) -> list[P
         return _sunk_map(free, stages[0], taken)
     if max(_count(s) for s in stages) < ROW_LEAST:
         return _alone(free, taken)
-    if _is_column(free, stages):
+    if is_column(free, stages):
         return _column(free, stages, target, taken)
     return _row(free, stages, target, taken) or _alone(free, taken)
 
@@ -242,7 +242,7 @@ def _alone(free: list[For], taken: set[str]) -> list[Primitive] | None:
     return _grid_of(free, 1, ALONE_THREADS, taken)
 
 
-def _is_column(free: Sequence[For], stages: Sequence[For]) -> bool:
+def is_column(free: Sequence[For], stages: Sequence[For]) -> bool:
     """Whether most loads of ``stages`` are contiguous along an outer axis, not along that of the stage."""
     along = across = 0
     for stage in stages:
@@ -265,21 +265,47 @@ def _column(free: list[For], stages: list[For], target: Target, taken: set[str])
         plan.append(Reorder(tuple([f.axis.name for f in free])))
     if any(isinstance(s, Alloc) for s in statements(body)) or _shared_by_stages(body):
         return [*plan, *_grid_of(free, 1, ALONE_THREADS, taken)]
+    threads = COLUMN_Y if blocks_of_columns(free, stages) >= target.cores else 4 * COLUMN_Y
+    axes = [f.axis.name for f in free]
+    lanes = _column_lanes(free, stages)
+    if lanes > 1:
+        plan += [Split(axes[-1], lanes), Interchange(f"{axes[-1]}_i", 0, Kind("vector", lanes))]
+        axes[-1] = f"{axes[-1]}_o"
+    for stage in stages:
+        plan.append(Spread(_flattened(_perfect(stage), plan, taken), threads, "y"))
+    outer = axes[0]
+    if len(axes) > 1:
+        outer = fresh(f"{axes[0]}_f", taken)
+        taken.discard(outer)
+        plan.append(Flatten(tuple(axes), outer))
+    return [*plan, Spread(outer, WARP, "x", 1, grid=True)]
+
+
+def _column_lanes(free: Sequence[For], stages: Sequence[For]) -> int:
+    """Columns of a thread, of 8 bytes together, if there is one reduction that can be done for all of them at once."""
+    body = free[-1].body
+    extent = constant(free[-1].axis.extent)
+    if len(stages) != 1 or len(_perfect(stages[0])) != 1 or extent is None or not _is_leaf(stages[0]):
+        return 1
+    before = body[: [s is stages[0] for s in body].index(True)]
+    if not all(isinstance(s, Acc) and len(s.vars) == 1 for s in before):
+        return 1
+    if not all(isinstance(s, Let | Update) for s in stages[0].body):
+        return 1
+    axis = free[-1].axis
+    sizes = [a.buffer.dtype.bytes for a in loads(stages[0].body) if constant(split(a.index[0], axis)[0]) == 1]
+    lanes = COLUMN_BYTES // max(sizes, default=COLUMN_BYTES)
+    while lanes > 1 and extent % (lanes * WARP):
+        lanes //= 2
+    return max(1, lanes)
+
+
+def blocks_of_columns(free: Sequence[For], stages: Sequence[For]) -> int:
+    """Blocks that a column kernel makes."""
     rows = 1
     for each in free:
         rows *= max(1, estimate(each.axis.extent))
-    threads = COLUMN_Y if rows >= 64 * target.cores else 4 * COLUMN_Y
-    outer = _flattened(free, plan, taken)
-    for stage in stages:
-        name = _flattened(_perfect(stage), plan, taken)
-        plan.append(Spread(name, threads, "y"))
-    lanes = 1
-    if rows % (WARP * COLUMN_LANES) == 0 and len(stages) == 1 and not any(isinstance(s, If) for s in statements(body)):
-        sizes = [a.buffer.dtype.bytes for a in loads(stages[0].body) if a.buffer.space == "global"]
-        lanes = COLUMN_LANES if sizes and max(sizes) <= 2 and constant(free[-1].axis.extent) is not None else 1
-        if lanes > 1 and (constant(free[-1].axis.extent) or 0) % lanes:
-            lanes = 1
-    return [*plan, Spread(outer, WARP, "x", lanes, grid=True)]
+    return max(1, rows // (WARP * _column_lanes(free, stages)))
 
 
 def _row(free: list[For], stages: list[For], target: Target, taken: set[str]) -> list[Primitive] | None:
@@ -396,7 +422,6 @@ def _one_block(body: Sequence[Stmt], taken: set[str]) -> list[Primitive]:
         if not isinstance(stmt, For):
             continue
         if not _spreads(stmt):
-            plan.append(OneThread(stmt.axis.name, FLAT_THREADS))
-            continue
+            return [OneThread()]
         plan.append(Spread(_flattened(_perfect(stmt), plan, taken), FLAT_THREADS))
     return plan

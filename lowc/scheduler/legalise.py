@@ -54,7 +54,7 @@ INEXACT = (None, False)
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
-    """``module`` @BUFFERED as @MACHINE.  Raises CodegenError for an atomic update of a narrow float."""
+    """``module`` @BUFFERED as @MACHINE.  Raises CodegenError for an atomic update of a narrow float that the target lacks."""
     return map_kernels(module, lambda kernel: legalise_kernel(kernel, target), "MACHINE")
 
 
@@ -153,7 +153,7 @@ class _Rewriter:
         array = self.arrays.get(id(stmt.buffer))
         if array is not None:
             return Store(array[0], stmt.index, self.widened(stmt.value), mask, stmt.reducer)
-        if stmt.reducer and _is_narrow(stmt.buffer.dtype):
+        if stmt.reducer and _is_narrow(stmt.buffer.dtype) and "narrow_atomics" not in self.emit.abilities:
             if any(kind not in ("serial", "unroll") for kind in self.loops):
                 raise CodegenError(
                     f"{self.kernel}: no atomic {stmt.reducer} on {stmt.buffer.dtype} ({stmt.buffer.name})",

@@ -13,6 +13,7 @@ from lowc.errors import LowcError, OptionError
 from lowc.ir.nodes import Launch, Module
 from lowc.ir.printer import print_kernel, print_module
 from lowc.ir.verify import verify_module
+from lowc.ir.verify_gpu import verify_threads
 from lowc.options import Options
 from lowc.scheduler import (
     attach,
@@ -116,6 +117,8 @@ def apply(each: Pass, module: Module, target: Target, options: Options, trace: T
             module = each.run(module, target, options)
             if options.check:
                 verify_module(module, each.gives)
+                if target.kind == "nvptx" and each.gives == "MACHINE":
+                    verify_threads(module)
         except LowcError as error:
             error.message = f"{error.message}\n  in pass {each.name}"
             raise

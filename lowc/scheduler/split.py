@@ -36,6 +36,7 @@ from lowc.ir.walk import Substitution, exprs, indices, make_kernel, names, parts
 from lowc.options import Options
 from lowc.scheduler.apply import outer_updates, reads_running
 from lowc.scheduler.apply_simt import conflict_of_threads, joined, sunk
+from lowc.scheduler.choose_simt import blocks_of_columns, is_column
 from lowc.scheduler.nest import chain, estimate
 from lowc.scheduler.rename import apart, fresh
 from lowc.target import Target
@@ -171,6 +172,8 @@ class _Splitter:
         inner = loops[-1].body
         stages = [s for s in inner if isinstance(s, For)]
         alone = len(stages) == 1 and all(isinstance(s, Acc | For | Let | Store) for s in inner)
+        if alone and is_column(loops, stages):
+            rows = blocks_of_columns(loops, stages)
         if alone and rows < self.blocks:
             stage = stages[0]
             updates = outer_updates(stage)
@@ -231,10 +234,10 @@ class _Splitter:
                 keep.append(Store(parts_, (ix(chunk) * rows + mine,), new))
                 load[old.name] = Load(parts_, (ix(again) * rows + row,))
         inside = _renamed(place, stage.body, self.names)
-        nest: Stmt = For(chunk, (*accs, For(inner, inside), *keep))
-        for axis in reversed(outer):
-            nest = For(axis, (nest,))
-        self.parts.append(_Part(True, [nest]))
+        nest: tuple[Stmt, ...] = (*accs, For(inner, inside), *keep)
+        for axis in reversed((chunk, *outer)):
+            nest = (For(axis, nest),)
+        self.parts.append(_Part(True, [*nest]))
         combine = For(again, tuple([Update(u.vars, u.reducer, tuple([load[v.name] for v in u.vars])) for u in updates]))
         if not loops:
             self.small().append(combine)

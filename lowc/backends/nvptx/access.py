@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 
 from lowc.backends.llvm.types import memory as memory_type
 from lowc.backends.llvm.values import Val, binary, const, select
-from lowc.backends.nvptx.atomics import atomic
+from lowc.backends.nvptx.atomics import atomic, combine
 from lowc.backends.nvptx.operations import AMPERE, apply, cast, narrow_pair
 from lowc.backends.nvptx.thread import WORD, Memory, Thread, Vals, flat, lanes_of, plus, total, varies
 from lowc.errors import CodegenError
 from lowc.ir.index import Index, constant, split
 from lowc.ir.nodes import Buffer
+from lowc.ir.ops import identity
 from lowc.ir.types import DType, bf16, bool_, f32
 
 WIDE = 16  # bytes of the widest access
@@ -22,7 +23,7 @@ def address(t: Thread, buffer: Buffer, place: Index, lane: int) -> str:
     margin = sum(abs(c) for m, c in place.terms if not m)
     size = constant(buffer.shape[0]) if where.space == 1 else 0
     # an address in a buffer of known size fits, whatever its parts are; outside a mask nothing is accessed
-    small = (size is not None and size + margin < WORD) or t.fits(place)
+    small = (size is not None and size + margin < WORD // 2) or t.fits_in_parts(place)
     bits = 32 if small else 64
     text, number = total(t, place, lane, bits)
     kind, element = POINTER[where.space], memory_type(buffer.dtype)
@@ -78,6 +79,16 @@ def _all(t: Thread, mask: Vals) -> str:
     for other in mask[1:]:
         held = binary(t.b, "and", held, other)
     return held.text
+
+
+def _any(t: Thread, mask: Vals | None) -> Vals | None:
+    """Whether a mask holds in some lane; where it holds in none, the address may be none."""
+    if mask is None:
+        return None
+    held = lane(mask, 0)
+    for other in mask[1:]:
+        held = binary(t.b, "or", held, other)
+    return (held,)
 
 
 # ---------------------------------------------------------------- loads
@@ -210,7 +221,10 @@ def store(
         # all lanes meet in one element
         if not reducer and (len(value) > 1 or (mask is not None and len(mask) > 1)):
             raise CodegenError(f"lanes meet in one element of {buffer.name}")
-        count = inside if reducer else 1
+        if reducer and not (buffer.dtype.kind == "f" and buffer.dtype.bits == 16):
+            value, mask = (_merged(t, value, mask, reducer, inside),), _any(t, mask)
+        else:
+            count = inside if reducer else 1
     if reducer:
         for n in range(count):
             _under(t, mask, n, lambda n=n: _combine(t, buffer, place, n, lane(value, n), reducer))
@@ -244,6 +258,19 @@ def store(
     else:
         for n in range(count):
             _under(t, mask, n, lambda n=n: _store_one(t, buffer, place, n, lane(value, n)))
+
+
+def _merged(t: Thread, value: Vals, mask: Vals | None, reducer: str, lanes: int) -> Val:
+    """What all lanes give to one element."""
+    dtype = value[0].dtype
+    neutral = const(identity(reducer, dtype), dtype)
+    each = [lane(value, n) for n in range(lanes)]
+    if mask is not None:
+        each = [select(t.b, lane(mask, n), v, neutral) for n, v in enumerate(each)]
+    while len(each) > 1:
+        rest = each[len(each) // 2 * 2 :]
+        each = [combine(t, x, y, reducer) for x, y in zip(each[::2], each[1::2], strict=False)] + rest
+    return each[0]
 
 
 def _under(t: Thread, mask: Vals | None, n: int, body: Callable[[], None]) -> None:

@@ -38,7 +38,7 @@ def _instruction(dtype: DType, reducer: str) -> str:
     return INTEGER.get(reducer, "")
 
 
-def _combined(t: Thread, old: Val, value: Val, reducer: str) -> Val:
+def combine(t: Thread, old: Val, value: Val, reducer: str) -> Val:
     """old ⊕ value; narrow floats are combined in f32 and rounded."""
     op, dtype = REDUCERS[reducer].op, value.dtype
     if dtype == bool_ and op in ("min", "max"):
@@ -74,9 +74,7 @@ def _whole(t: Thread, pointer: str, kind: str, value: Val, reducer: str) -> None
     first = t.b.op(f"load {type_}, {kind} {pointer}, align {integer.bytes}")
 
     def new(old: str) -> str:
-        return bits(
-            t.b, _combined(t, bits(t.b, Val(old, integer), value.dtype), value, reducer), integer
-        ).text
+        return bits(t.b, combine(t, bits(t.b, Val(old, integer), value.dtype), value, reducer), integer).text
 
     _exchange(t, pointer, kind, type_, first, new)
 
@@ -97,7 +95,7 @@ def _narrow(t: Thread, pointer: str, kind: str, value: Val, reducer: str) -> Non
         low = b.pure(f"lshr i32 {old}, {place}")
         part = b.pure(f"trunc i32 {low} to i{width}")
         held = Val(b.pure(f"icmp ne i8 {part}, 0"), bool_) if dtype == bool_ else Val(part, dtype)
-        out = _combined(t, held, value, reducer)
+        out = combine(t, held, value, reducer)
         text = b.pure(f"zext {out.type} {out.text} to i32")
         moved = b.pure(f"shl i32 {text}, {place}")
         return b.pure(f"or i32 {b.pure(f'and i32 {old}, {others}')}, {moved}")

@@ -161,9 +161,20 @@ def _through_memory(
             ]
     else:
         held = read(base)
-        for n in range(1, count):
-            more = read(plus(b, base, str(n << shift), 32))
-            held = [merge(t, r, v, m) for (r, _), v, m in zip(items, held, more, strict=True)]
+
+        def more(number: str, texts: list[str]) -> list[str]:
+            rest = iter(texts)
+            old = [[Val(next(rest), v.dtype) for v in vs] for vs in held]
+            place = b.pure(f"shl i32 {number}, {shift}") if shift else number
+            new = read(plus(b, base, place, 32))
+            merged = [merge(t, r, v, m) for (r, _), v, m in zip(items, old, new, strict=True)]
+            return [v.text for vs in merged for v in vs]
+
+        # a loop in the code: with all of it laid out, the loads would want more registers than there are
+        texts = iter(
+            b.loop("1", str(count), 1, [(v.type, v.text) for vs in held for v in vs], more, True, "i32")
+        )
+        held = [[Val(next(texts), v.dtype) for v in vs] for vs in held]
     return [(r, v) for (r, _), v in zip(items, held, strict=True)]
 
 

@@ -21,7 +21,7 @@ PTX_VERSIONS = (
 # The first PTX version that knows a capability, where it is no older than the list above.
 FIRST_PTX = {(9, 0): 80, (10, 0): 86, (10, 1): 86, (10, 3): 88, (11, 0): 90, (12, 0): 87, (12, 1): 88}
 LEAST, NEWEST = (7, 0), (12, 1)
-ABILITIES = frozenset({"fma", "f16c", "masked", "gather", "round", "rarely", "ex2"})
+ABILITIES = frozenset({"fma", "f16c", "masked", "gather", "round", "rarely", "narrow_atomics", "ex2"})
 REGISTERS = 255  # 32-bit ones, of a thread
 SHARED = 48 << 10  # bytes that a block has without asking
 

@@ -56,7 +56,7 @@ from lowc.ir.walk import children, statements
 
 MAX_UNROLLED = 64  # iterations of a loop, and strips of a vector loop
 MAX_STRIPS = 8  # strips that are unrolled so that their loads are under way together
-STATIC_SHARED = 32 << 10  # bytes of shared memory of a kernel that need no asking; exchanges have some more
+STATIC_SHARED = 24 << 10  # bytes of shared memory of a kernel that need no asking; exchanges take another 24 KB at most
 MAX_LOCAL = 64 << 10  # bytes of local memory of a thread
 DYNAMIC = "@lowc_shared"
 

@@ -1,7 +1,7 @@
 """The state of one kernel in the making: what one thread sees, and how index expressions become integers in it.
 
-An index expression is computed in 32 bits where its value, and what it is without its constant part, is proven to fit, else in
-64.  Axes of unrolled loops and lanes are numbers, not operands, so that their share of an address is known.
+An index expression is computed in 32 bits where its value is proven to fit, else in 64.  Axes of unrolled loops and lanes are
+numbers, not operands, so that their share of an address is known.
 """
 
 from collections.abc import Iterable
@@ -26,6 +26,7 @@ from lowc.ir.index import (
     lower_bound,
     upper_bound,
 )
+from lowc.ir.interval import interval
 from lowc.ir.types import i64
 
 Vals = tuple[Val, ...]
@@ -119,56 +120,17 @@ class Thread:
         return found
 
     def fits(self, index: Index) -> bool:
-        """Whether ``index`` can be computed in 32 bits."""
+        """Whether the value of ``index`` has 32 bits."""
         low, high = self.range(index)
-        margin = sum(abs(c) for m, c in index.terms if not m)
-        return low is not None and high is not None and low - margin >= -WORD and high + margin < WORD
+        return low is not None and high is not None and low >= -WORD and high < WORD
 
-
-def interval(index: Index) -> tuple[int | None, int | None]:
-    """Bounds of ``index`` from those of each atom by itself, which may be below 0 (``lower_bound`` gives up there)."""
-    low: int | None = 0
-    high: int | None = 0
-    for monomial, coefficient in index.terms:
-        least: int | None = coefficient
-        most: int | None = coefficient
-        for atom in monomial:
-            ends = _atom_interval(atom)
-            if None in ends or least is None or most is None:
-                least = most = None  # one end alone is kept for a lone atom only
-                if len(monomial) == 1:
-                    scaled = [None if e is None else e * coefficient for e in ends]
-                    least, most = scaled if coefficient > 0 else scaled[::-1]
-                break
-            products = [x * y for x in (least, most) for y in ends if y is not None]
-            least, most = min(products), max(products)
-        low = None if low is None or least is None else low + least
-        high = None if high is None or most is None else high + most
-    return low, high
-
-
-def _atom_interval(atom: Atom) -> tuple[int | None, int | None]:
-    if isinstance(atom, Symbol):
-        return atom.lo, atom.hi
-    if isinstance(atom, Axis):
-        most = interval(atom.extent)[1]
-        return 0, None if most is None else max(0, most - 1)
-    if isinstance(atom, Opaque):
-        return None, None
-    if isinstance(atom, FloorDiv | Mod):
-        ends, den = interval(atom.num), constant(atom.den)
-        if isinstance(atom, Mod):
-            most = interval(atom.den)[1]
-            return 0, None if most is None else max(0, most - 1)
-        if den is None or den < 1:
-            return (0 if ends[0] is not None and ends[0] >= 0 else None), None
-        return tuple(None if e is None else e // den for e in ends)  # type: ignore[return-value]
-    a, c = interval(atom.a), interval(atom.b)
-    lows, highs = (a[0], c[0]), (a[1], c[1])
-    known_lows, known_highs = [x for x in lows if x is not None], [x for x in highs if x is not None]
-    if isinstance(atom, Min):
-        return min(known_lows) if len(known_lows) == 2 else None, min(known_highs, default=None)
-    return max(known_lows, default=None), max(known_highs) if len(known_highs) == 2 else None
+    def fits_in_parts(self, index: Index) -> bool:
+        """Whether that holds for any part of ``index`` that is left when numbers are taken out."""
+        low, high = self.range(index)
+        if low is None or high is None:
+            return False
+        margin = sum(abs(c) for m, c in index.terms if not m) + high - low
+        return low - margin >= -WORD and high + margin < WORD
 
 
 def varies(t: Thread, index: Index) -> bool:

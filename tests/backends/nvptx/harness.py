@@ -10,8 +10,11 @@ from lowc.ir.index import evaluate
 from lowc.ir.interp import run_kernel
 from lowc.ir.nodes import Kernel, Launch, Module, Store
 from lowc.ir.numeric import from_storage, storage_dtype, to_storage
+from lowc.ir.parser import parse_kernel
 from lowc.ir.types import DType
 from lowc.ir.walk import statements
+from lowc.scheduler.legalise import legalise_kernel
+from lowc.target import Target
 from tests.backends.nvptx.kernels import Case
 
 Array = Any
@@ -24,6 +27,12 @@ def module_of(kernel: Kernel) -> Module:
     return Module(
         "MACHINE", kernel.sizes, (*kernel.params, *kernel.sizes), (), (), (Launch(kernel, kernel.params),)
     )
+
+
+def kernel_of(case: Case, target: Target) -> Kernel:
+    """The case's kernel @MACHINE."""
+    kernel = parse_kernel(case.text)
+    return legalise_kernel(kernel, target) if case.maths else kernel
 
 
 def sample(rng: np.random.Generator, dtype: DType, count: int, case: Case) -> Array:

@@ -13,7 +13,7 @@ COUNT = 510
 class Case:
     """``sizes``: one launch for each.  ``below``: params that hold indices, and their bound.  ``tolerance``: relative.
 
-    ``special``: whether inputs hold NaN, infinities and the like.  ``small``:
+    ``maths``: ops are to be legalised first.  ``special``: whether inputs hold NaN, infinities and the like.  ``small``:
     inputs are between -100 and 100 (0 and 100 for unsigned).
     """
 
@@ -22,10 +22,156 @@ class Case:
     below: Mapping[str, int] = field(default_factory=dict)
     tolerance: float = 0.0
     special: bool = False
+    maths: bool = False
     small: bool = False
 
 
 KERNELS: dict[str, str] = {
+    "clamped_columns": """kernel clamped_columns(x: f32[1200], out: f32[40], low: f32[40], at: i64[40], all: bool[40]) {
+  for b in 2 block {
+    for t in 20 thread(32) {
+      acc s: f32 = add
+      acc w: f32, i: i64 = argmin
+      acc e: bool = and
+      for r in 6 thread(8, y) {
+        for k in 5 {
+          s add= x[b*600 + k*120 + r*20 + t]
+          w, i argmin= x[b*600 + k*120 + r*20 + t], idx(k*6 + r)
+          e and= x[b*600 + k*120 + r*20 + t] < 4.0 if idx(k + r) > 2
+        }
+      }
+      out[b*20 + t] = s
+      low[b*20 + t] = w
+      at[b*20 + t] = i
+      all[b*20 + t] = e
+    }
+  }
+}""",
+    "small_square": """kernel small_square(x: f32[512], cols: f32[32], most: f32[2], at: i64[2], p: i64[2], d: f64[2]) {
+  for b in 2 block {
+    acc m: f32, i: i64 = argmax
+    acc q: i64 = mul
+    acc f: f64 = min
+    for t in 16 thread(16) {
+      acc s: f32 = add
+      for r in 16 thread(16, y) {
+        s add= x[b*256 + r*16 + t]
+        m, i argmax= x[b*256 + r*16 + t], idx(r*16 + t)
+        q mul= i64(x[b*256 + r*16 + t]) | 1
+        f min= f64(x[b*256 + r*16 + t])
+      }
+      cols[b*16 + t] = s
+    }
+    most[b] = m
+    at[b] = i
+    p[b] = q
+    d[b] = f
+  }
+}""",
+    "many_columns": """kernel many_columns(x: f32[32768], out: f32[512]) {
+  for t in 32 thread(32) {
+    alloc a: f32[16] @local = max
+    for r in 32 thread(32, y) {
+      for k in 2 {
+        for v in 16 vector(4) {
+          a[v] max= x[k*16384 + r*512 + t*16 + v]
+        }
+      }
+    }
+    for v1 in 16 vector(4) {
+      out[t*16 + v1] = a[v1]
+    }
+  }
+}""",
+    "upright": """kernel upright(x: i16[640], out: i16[5], u: u32[5]) {
+  for b in 5 block {
+    acc s: i16 = add
+    acc o: u32 = or
+    for r in 64 thread(64, y) {
+      for v in 2 vector(2) {
+        s add= x[b*128 + r*2 + v]
+        o or= u32(x[b*128 + r*2 + v])
+      }
+    }
+    out[b] = s
+    u[b] = o
+  }
+}""",
+    "conditions": """kernel conditions(x: f32[1024], out: f32[4], flags: bool[4]) {
+  for b in 4 block {
+    if flags[b] {
+      acc s: f32 = add
+      for k in 2 {
+        for t in 128 thread(128) {
+          s add= x[b*256 + k*128 + t]
+        }
+      }
+      out[b] = s
+    }
+    if !flags[b] {
+      for u in 1 thread(128) {
+        out[b] = 1.0
+      }
+    }
+  }
+}""".replace("!flags[b]", "not(flags[b])"),
+    "shared_atomics": """kernel shared_atomics(x: f32[512], f: f32[4], d: f64[4], g: f64[4], i: i64[4], u: u32[4], o: bool[4],
+    c: u8[4], m: f32[4], s: i16[4], w: f32[2]) {
+  for b in 2 block {
+    alloc a0: f32[2] @shared = add
+    alloc a1: f64[2] @shared = add
+    alloc a2: f64[2] @shared = max
+    alloc a3: i64[2] @shared = min
+    alloc a4: u32[2] @shared = or
+    alloc a5: bool[2] @shared = and
+    alloc a6: u8[2] @shared = add
+    alloc a7: f32[2] @shared = max
+    alloc a8: i16[2] @shared = mul
+    for t in 64 thread(64) {
+      for v in 4 vector(4) {
+        a0[t % 2] add= x[b*256 + t*4 + v]
+        a1[t % 2] add= f64(x[b*256 + t*4 + v])
+        a2[t % 2] max= f64(x[b*256 + t*4 + v])
+        a3[t % 2] min= i64(x[b*256 + t*4 + v])
+        a4[t % 2] or= u32(abs(x[b*256 + t*4 + v]))
+        a5[t % 2 if x[b*256 + t*4 + v] > 0.0] and= x[b*256 + t*4 + v] < 20.0
+        a6[t % 2] add= u8(abs(x[b*256 + t*4 + v]))
+        a7[t % 2] max= x[b*256 + t*4 + v]
+        a8[t % 2] mul= i16(x[b*256 + t*4 + v]) | 1:i16
+        w[t*100000 + b if (x[b*256 + t*4 + v] > 1.0) & (idx(t) == 0)] add= x[b*256 + t*4 + v]
+      }
+    }
+    barrier
+    for t1 in 2 thread(64) {
+      f[b*2 + t1] = a0[t1]
+      d[b*2 + t1] = a1[t1]
+      g[b*2 + t1] = a2[t1]
+      i[b*2 + t1] = a3[t1]
+      u[b*2 + t1] = a4[t1]
+      o[b*2 + t1] = a5[t1]
+      c[b*2 + t1] = a6[t1]
+      m[b*2 + t1] = a7[t1]
+      s[b*2 + t1] = a8[t1]
+    }
+  }
+}""",
+    "halves": """kernel halves(x: f16[2048], y: f16[2048], out: f16[2048], m: f16[16]) {
+  for b in 2 block {
+    for t in 128 thread(128) {
+      for v in 8 vector(8) {
+        out[b*1024 + t*8 + v] = f16(f32(x[b*1024 + t*8 + v]) + f32(y[b*1024 + t*8 + v]))
+        m[t % 8 + b*8] add= x[b*1024 + t*8 + v]
+      }
+    }
+  }
+}""",
+    "plain": """kernel plain(x: f32[12], out: f32[12]) {
+  for b in 3 block {
+    for k in 4 {
+      out[b*4 + k] = x[-b*4 - k + 11] * 2.0
+    }
+  }
+}""",
     "map_f32": """kernel map_f32(x: f32[10003], y: f32[10003], out: f32[10003]) {
   for b in 10 block {
     for t in 256 thread(256) {
@@ -162,7 +308,7 @@ KERNELS: dict[str, str] = {
     acc s: i32 = add
     acc o: bool = or
     acc n: u8 = max
-    s add= 7
+    s add= 7:i32
     for r in 4 thread(4, y) {
       for l in 64 thread(64) {
         for k in -(r*64 + l + 24)//256 + 4 {
@@ -402,11 +548,23 @@ def _elementwise(name: str, lines: list[str], outputs: Mapping[str, str], inputs
 }}"""
 
 
+def _maths(name: str) -> Case:
+    row, dtype = OPS[name], DTYPES["f32"]
+    args = ["p[@]", "q[@]"][: row.arity]
+    line = f"y[@] = {name}({', '.join(args)})"
+    text = _elementwise(
+        f"maths_{name}", [line], {"y": "f32"}, {"p": dtype, "q": dtype} if row.arity > 1 else {"p": dtype}
+    )
+    return Case(text, maths=True, special=True)
+
+
 NUMBERS = [t for t in DTYPES.values() if t.kind in "biuf"]
 CASES: dict[str, Case] = {name: Case(text) for name, text in KERNELS.items()}
 for _name, _tolerance in (
     ("softmax", 1e-5), ("layernorm", 0.02), ("warp_rows", 1e-5), ("clamped_rows", 1e-5), ("column_sum", 1e-4),
-    ("narrow_columns", 1e-12), ("loop_of_rows", 1e-4), ("strips", 1e-4), ("scan", 1e-5),
+    ("clamped_columns", 1e-5), ("small_square", 1e-5),
+    ("narrow_columns", 1e-12), ("conditions", 1e-5),
+    ("shared_atomics", 1e-4), ("halves", 0.3), ("loop_of_rows", 1e-4), ("strips", 1e-4), ("scan", 1e-5),
 ):  # fmt: skip
     CASES[_name] = Case(KERNELS[_name], tolerance=_tolerance)
 CASES["scatter_add"] = Case(KERNELS["scatter_add"], below={"at": 100}, tolerance=0.3)
@@ -424,4 +582,5 @@ CASES |= {
     for t in ("f32", "f64")
 }
 CASES |= {f"ops_{t}": _ops(t) for t in NUMBERS if t.bits != 16 or t.kind != "f"}
+CASES |= {f"maths_{name}": _maths(name) for name in sorted(MATHS)}
 CASES |= {f"casts_{t}": _casts(t) for t in NUMBERS}

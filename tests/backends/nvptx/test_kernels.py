@@ -13,9 +13,8 @@ from lowc.ir.nodes import Kernel
 from lowc.ir.parser import parse_kernel, parse_module
 from lowc.ir.printer import print_kernel
 from lowc.options import Options
-from lowc.target import Target
-from tests.backends.nvptx.harness import check, module_of
-from tests.backends.nvptx.kernels import CASES, KERNELS
+from tests.backends.nvptx.harness import check, kernel_of, module_of
+from tests.backends.nvptx.kernels import CASES
 
 pytest.importorskip("llvmlite")
 from lowc.backends import nvptx  # noqa: E402
@@ -30,13 +29,12 @@ TARGETS = {
 each_case = pytest.mark.parametrize("name", CASES)
 
 
-def kernel_of(name: str) -> Kernel:
-    return parse_kernel(CASES[name].text)
+def named(name: str, cpu: str = "sm_90a") -> Kernel:
+    return kernel_of(CASES[name], TARGETS[cpu])
 
 
-def ptx_of(text: str, target: Target | None = None) -> str:
-    artifact = nvptx.compile_module(module_of(parse_kernel(text)), target or nvptx.default(), Options())
-    return artifact.code.decode()
+def ptx_of(kernel: Kernel, cpu: str = "sm_90a") -> str:
+    return nvptx.compile_module(module_of(kernel), TARGETS[cpu], Options()).code.decode()
 
 
 @each_case
@@ -44,7 +42,7 @@ def test_meaning(name: str) -> None:
     """The emitted code, run on the CPU, leaves what the interpreter leaves."""
     from tests.backends.nvptx.simulator import Simulator
 
-    kernel = kernel_of(name)
+    kernel = named(name, "sm_70")
     text, entries = emit_module(module_of(kernel), TARGETS["sm_70"])
     assert check(CASES[name], kernel, Simulator(text, kernel, entries[kernel.name])) == []
 
@@ -53,7 +51,7 @@ def test_meaning(name: str) -> None:
 def test_meaning_with_instructions_of_ampere(name: str) -> None:
     from tests.backends.nvptx.simulator import Simulator
 
-    kernel = kernel_of(name)
+    kernel = named(name)
     text, entries = emit_module(module_of(kernel), TARGETS["sm_80"])
     assert check(CASES[name], kernel, Simulator(text, kernel, entries[kernel.name]), 1) == []
 
@@ -68,7 +66,7 @@ def assembler_knows(cpu: str) -> bool:
 @pytest.mark.parametrize("cpu", TARGETS)
 def test_assembles(name: str, cpu: str, tmp_path: Path) -> None:
     """PTX comes out for every target; where ptxas knows it, it takes it, and no register is spilled."""
-    text = ptx_of(CASES[name].text, TARGETS[cpu])
+    text = ptx_of(named(name, cpu), cpu)
     assert ".local" not in text
     if shutil.which("ptxas") is None:
         pytest.skip("no ptxas")
@@ -106,20 +104,20 @@ COUNTS: dict[str, dict[str, int]] = {
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_instructions(name: str) -> None:
-    text = ptx_of(KERNELS[name])
+    text = ptx_of(named(name))
     found = {word: len(re.findall(rf"\b{re.escape(word)}", text)) for word in COUNTS[name]}
     assert found == COUNTS[name]
 
 
 @each_case
 def test_text_form(name: str) -> None:
-    text = print_kernel(kernel_of(name))
+    text = print_kernel(named(name))
     assert print_kernel(parse_kernel(text)) == text
 
 
 def test_entries() -> None:
     def entry(name: str) -> tuple[object, ...]:
-        kernel = kernel_of(name)
+        kernel = named(name)
         found = nvptx.compile_module(module_of(kernel), nvptx.default(), Options()).entries[name]
         return found.symbol, str(found.grid), found.threads, found.shared, found.aligned
 
@@ -203,7 +201,11 @@ y[r] = s
 def test_refused(name: str) -> None:
     params, body, message = REFUSED[name]
     with pytest.raises(CodegenError, match=message) as raised:
-        ptx_of(f"kernel k({params}) {{\n{body.replace('{ ', '{' + chr(10)).replace(' }', chr(10) + '}')}\n}}")
+        ptx_of(
+            parse_kernel(
+                f"kernel k({params}) {{\n{body.replace('{ ', '{' + chr(10)).replace(' }', chr(10) + '}')}\n}}"
+            )
+        )
     assert "in kernel k" in str(raised.value)
 
 

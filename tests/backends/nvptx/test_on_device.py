@@ -24,7 +24,7 @@ from lowc.ir.nodes import Kernel  # noqa: E402
 from lowc.ir.parser import parse_kernel  # noqa: E402
 from lowc.options import Options  # noqa: E402
 from lowc.target import Target  # noqa: E402
-from tests.backends.nvptx.harness import check, module_of  # noqa: E402
+from tests.backends.nvptx.harness import check, kernel_of, module_of  # noqa: E402
 from tests.backends.nvptx.kernels import CASES  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -168,7 +168,7 @@ def device() -> Device:
 
 def problems(device: Device, name: str, seeds: range = range(2)) -> list[str]:
     """What is wrong with a kernel on the device."""
-    kernel = parse_kernel(CASES[name].text)
+    kernel = kernel_of(CASES[name], device.target)
     loaded = Loaded(device, kernel)
     try:
         return [p for seed in seeds for p in check(CASES[name], kernel, loaded, seed)]
