@@ -126,7 +126,9 @@ class Graphs:
     def _make(self, found: "_Set", args: list[Any]) -> None:
         """Captures a call; leaves ``found.graph`` None if that is not to be."""
         found.stay &= {n for n, address in enumerate(_addresses(args)) if address == found.first[n]}
-        found.graph = None  # its memory is free for the next one
+        if found.graph is not None:
+            self._device.seam.synchronize()  # it may be running
+            found.graph = None
         if self.captures >= MOST:
             found.plain = f"{MOST} CUDA graphs have been captured already"
             self._say(found.plain)
@@ -192,6 +194,8 @@ class Captured:
         if self._last not in (None, caller):
             with self._device.driver.inside(self._device.context):
                 self._done.wait(caller)
+            for _, copy in self._copies:
+                self._device.seam.keep(copy)
         with torch.no_grad():
             for number, copy in self._copies:
                 copy.copy_(args[number])

@@ -203,7 +203,7 @@ def wrong_reads(program: Program, tries: int, stream: torch.cuda.Stream) -> int:
     with torch.cuda.stream(stream):
         x = torch.zeros(4096, device="cuda")
         for n in range(tries):
-            torch.cuda._sleep(100_000)
+            torch.cuda._sleep(400_000)
             x.fill_(float(n + 1))
             (y,) = program.call([x])
             wrong += (y != n + 2).any()
@@ -245,11 +245,11 @@ def wrong_results(program: Program, tries: int, stream: torch.cuda.Stream) -> in
 
 @BOTH
 def test_the_callers_work_waits_for_a_call(options: Options) -> None:
-    assert wrong_results(simple(options, cycles=100_000), 1000, torch.cuda.Stream()) == 0
+    assert wrong_results(simple(options, cycles=400_000), 1000, torch.cuda.Stream()) == 0
 
 
 def test_without_the_join_it_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, stream = simple(cycles=100_000), torch.cuda.Stream()
+    program, stream = simple(cycles=400_000), torch.cuda.Stream()
     monkeypatch.setattr(Calls, "leave", lambda calls, lane: calls._give(lane))
     found = wrong_results(program, 20, stream)
     torch.cuda.synchronize()
