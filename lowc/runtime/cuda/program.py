@@ -90,9 +90,7 @@ def bind(
     around = Calls(on, own=own, switch=bool(text.ops or text.into), sides=loaded.plan.sides)
     names = _names(artifact, loaded, text, around) | shared_names(text, loaded.functions)
     wanted, written = _places(artifact, len(constants))
-    names["realigned"] = memory.realigner(
-        lambda args: names["call"](args), wanted, written, host.ALIGNMENT
-    )
+    names["realigned"] = memory.realigner(lambda args: names["call"](args), wanted, written, host.ALIGNMENT)
     names.update(zip(text.constants, _aligned(artifact, constants), strict=True))
     call = profiled(artifact, text, run_source(text.source, names), names)
     if text.ops or text.into:

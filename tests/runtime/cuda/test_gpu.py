@@ -1,6 +1,6 @@
 """The runtime on a GPU: hand-written PTX through launch tables, streams, captures, threads.
 
-    python -m pytest -m gpu tests/runtime/cuda
+python -m pytest -m gpu tests/runtime/cuda
 """
 
 import threading

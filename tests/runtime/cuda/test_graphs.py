@@ -54,7 +54,9 @@ A = buffer("a", 3, 4)
 
 def summed(on: Any) -> tuple[Any, Graphs]:
     x, w = buffer("x", 3, 4), buffer("w", 3, 4)
-    program = fakes.load(module([x, w], [Y], [whole(Y)], [named("sum", [x, w], [Y])]), on, options=FAST, sum=total)
+    program = fakes.load(
+        module([x, w], [Y], [whole(Y)], [named("sum", [x, w], [Y])]), on, options=FAST, sum=total
+    )
     return program, program.gpu.graphs
 
 
@@ -158,9 +160,6 @@ def test_inputs_elsewhere_are_refused(on, caplog) -> None:
     assert program.gpu.graphs.captures == 0 and "input 0 is on cpu" in caplog.text
 
 
-
-
-
 def test_outputs_keep_their_aliases(on) -> None:
     part = View(X, types.f32, (ix(2), ix(2)), (ix(4), ix(1)), ix(5))
     bits = View(Y, types.i32, (ix(3),), (ix(4),), ix(1))
@@ -188,13 +187,27 @@ def test_outputs_keep_their_aliases(on) -> None:
     [
         (ADD, ""),
         (module([X], [], [], [named("k", [X], [X])]), "it changes its input x"),
-        (module([X], [], [], [Extern("aten.copy_.default", (whole(X), whole(X)), (), (None,), (X,))]), "it changes its input x"),
-        (module([X], [A], [whole(A)], [Extern("aten.nonzero.default", (whole(X),), (), (A,))]), "aten.nonzero.default waits"),
         (
-            module([X], [A], [whole(A)], [Extern("aten._to_copy.default", (whole(X),), (("device", "device:cpu"),), (A,))]),
+            module([X], [], [], [Extern("aten.copy_.default", (whole(X), whole(X)), (), (None,), (X,))]),
+            "it changes its input x",
+        ),
+        (
+            module([X], [A], [whole(A)], [Extern("aten.nonzero.default", (whole(X),), (), (A,))]),
+            "aten.nonzero.default waits",
+        ),
+        (
+            module(
+                [X],
+                [A],
+                [whole(A)],
+                [Extern("aten._to_copy.default", (whole(X),), (("device", "device:cpu"),), (A,))],
+            ),
             "aten._to_copy.default touches another device",
         ),
-        (module([X], [A], [whole(A)], [Extern("aten.item.default", (whole(X),), (), (S,))]), "aten.item.default waits"),
+        (
+            module([X], [A], [whole(A)], [Extern("aten.item.default", (whole(X),), (), (S,))]),
+            "aten.item.default waits",
+        ),
         (module([X], [A], [whole(A)], [Extern("aten.relu.default", (whole(X),), (), (A,))]), ""),
     ],
 )

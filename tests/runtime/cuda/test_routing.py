@@ -74,10 +74,14 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
         return type(found)("nvptx", names.encode(), found.slots, found.program, module, found.entries)
 
     backend = SimpleNamespace(
-        target=lambda *facts: x86.detect(Options(threads=False)), compile_module=compile_module, stages=lambda *_: {}
+        target=lambda *facts: x86.detect(Options(threads=False)),
+        compile_module=compile_module,
+        stages=lambda *_: {},
     )
     monkeypatch.setattr(compiler, "import_module", lambda name: backend)
-    monkeypatch.setattr(devices, "facts", lambda index: devices.Facts("fake", (9, 0), 132, 1 << 20, 1 << 16, 13000))
+    monkeypatch.setattr(
+        devices, "facts", lambda index: devices.Facts("fake", (9, 0), 132, 1 << 20, 1 << 16, 13000)
+    )
     monkeypatch.setattr(programs, "device", lambda index, walker: made[0])
     return made
 
