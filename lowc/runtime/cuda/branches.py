@@ -89,7 +89,9 @@ def _order(
     steps: Sequence[int], needs: Sequence[frozenset[int]], lanes: Sequence[int]
 ) -> tuple[Start | Signal | Await, ...]:
     """Launches, with events where a lane needs what another one has done."""
-    waits: list[list[tuple[int, int]]] = []  # for each launch: (lane, the launch there that it waits for; -1: the start)
+    waits: list[
+        list[tuple[int, int]]
+    ] = []  # for each launch: (lane, the launch there that it waits for; -1: the start)
     seen: dict[tuple[int, int], int] = {}  # (lane, other): the last launch there that it has waited for
     for number, wanted in enumerate(needs):
         lane = lanes[number]

@@ -32,13 +32,14 @@ class Calls:
         self._seam = device.seam
         self._raw_stream = device.seam.raw_stream
         self._lanes = device.lanes
+        self._spare = device.lanes.spare
         self._word = device.word
 
     def begin(self) -> int:
         """The caller's stream, where that is all that a call needs."""
         caller = self._raw_stream()
         # The default stream is never in a capture, and to ask about it while others capture is an error.
-        if not (caller and self._seam.capturing()):
+        if self._word.value.value and not (caller and self._seam.capturing()):
             self._word.look()
         return caller
 
@@ -49,12 +50,13 @@ class Calls:
         if caller and self._seam.capturing():
             take = self._lanes.take_for_capture
         else:
-            self._word.look()
+            if self._word.value.value:
+                self._word.look()
             take = self._lanes.take
         lane = take()
-        lane.done = False
         lane.work = lane.stream if self.own else caller
         if self.sides:
+            lane.done = False
             lane.sides = tuple(take() for _ in range(self.sides))
             pairs = (h for side in lane.sides for h in (side.stream, side.event.handle))
             lane.handles = (lane.event.handle, *pairs)
@@ -75,7 +77,10 @@ class Calls:
         if lane.sides and not lane.done:
             self._gather(lane)
         code = lane.join() if self.own else 0
-        self._give(lane)
+        if lane.sides or lane.captured:
+            self._give(lane)
+        else:
+            self._spare.append(lane)
         if code:
             raise failed_link(code, self.device.driver)
 

@@ -6,7 +6,8 @@ captured and replayed, later ones are replayed.  What a replay needs:
 * Inputs at the address that they had in both first calls (parameters, mostly) are read where they are.  When one of them
   moves, the call is captured anew, and that input is copied from then on.
 * Other inputs are copied into memory of the graph's.
-* Outputs are copied out of the graph's memory, so that no later call overwrites what an earlier one returned.
+* Outputs are copied out of the graph's memory, so that no later call overwrites what an earlier one returned; those that are
+  views of inputs become views of the inputs of this call.
 
 Replays follow one another on the device, whatever streams they are called on.  A call that cannot be captured runs as it is, and
 ``reason`` says why: it is logged once.
@@ -20,12 +21,13 @@ from typing import Any
 import torch
 
 from lowc.artifact import Artifact
+from lowc.errors import LowcError
 from lowc.ir.index import Symbol
-from lowc.ir.nodes import Buffer, Extern
+from lowc.ir.nodes import Extern
 from lowc.runtime.cuda import host as device_host
 from lowc.runtime.cuda.device import Device
+from lowc.runtime.cuda.results import recipe
 from lowc.runtime.cuda.streams import Event
-from lowc.runtime.host import views
 
 log = logging.getLogger("lowc")
 
@@ -41,12 +43,8 @@ Call = Callable[[list[Any]], list[Any]]
 
 def refusal(artifact: Artifact) -> str:
     """Why calls of ``artifact`` cannot be captured; empty if they can."""
-    module = artifact.module
-    inputs = {b.name for b in module.inputs if isinstance(b, Buffer)}
     if written := sorted(device_host.written_inputs(artifact)):
         return f"it changes its input {written[0]}"
-    if aliased := sorted({v.buffer.name for v in views(module.outputs)} & inputs):
-        return f"it returns a view of its input {aliased[0]}"
     for step in artifact.program:
         if isinstance(step, Extern):
             name = step.target.split(".")[1] if "." in step.target else step.target
@@ -128,7 +126,9 @@ class Graphs:
     def _make(self, found: "_Set", args: list[Any]) -> None:
         """Captures a call; leaves ``found.graph`` None if that is not to be."""
         found.stay &= {n for n, address in enumerate(_addresses(args)) if address == found.first[n]}
-        found.graph = None  # its memory is free for the next one
+        if found.graph is not None:
+            self._device.seam.synchronize()  # it may be running
+            found.graph = None
         if self.captures >= MOST:
             found.plain = f"{MOST} CUDA graphs have been captured already"
             self._say(found.plain)
@@ -166,7 +166,7 @@ class _Set:
 
 class Captured:
     """One captured call.  ``fixed``: addresses of the inputs that are read where they are; ``copies``: the graph's own memory for
-    the others."""
+    the others; ``inside``, ``outputs``: the captured call's arguments and results."""
 
     def __init__(
         self,
@@ -174,13 +174,14 @@ class Captured:
         graph: Any,
         fixed: Sequence[tuple[int, int]],
         copies: Sequence[tuple[int, torch.Tensor]],
+        inside: Sequence[Any],
         outputs: Sequence[Any],
     ) -> None:
         self._device = device
         self._graph = graph
         self._fixed = tuple(fixed)
         self._copies = tuple(copies)
-        self._outputs = tuple(outputs)
+        self._results = recipe(outputs, inside)
         with device.driver.inside(device.context):
             self._done = Event(device.driver)
         self._last: int | None = None
@@ -193,21 +194,16 @@ class Captured:
         if self._last not in (None, caller):
             with self._device.driver.inside(self._device.context):
                 self._done.wait(caller)
+            for _, copy in self._copies:
+                self._device.seam.keep(copy)
         with torch.no_grad():
             for number, copy in self._copies:
                 copy.copy_(args[number])
             self._graph.replay()
-            outputs = [_cloned(out) for out in self._outputs]
+            outputs = self._results(args)
             self._done.record(caller)
             self._last = caller
         return outputs
-
-
-def _cloned(out: Any) -> Any:
-    if not isinstance(out, torch.Tensor):
-        return out
-    made = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device)
-    return made.copy_(out)
 
 
 Fixed = list[tuple[int, int]]
@@ -222,6 +218,8 @@ def memory_for(args: Sequence[Any], stay: frozenset[int]) -> tuple[Fixed, Copies
     inside: list[Any] = []
     for number, arg in enumerate(args):
         if isinstance(arg, torch.Tensor) and number not in stay:
+            if torch._debug_has_internal_overlap(arg) == 1:
+                raise LowcError(f"input {number} has elements that share memory")
             copy = torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=arg.device)
             copies.append((number, copy))
             inside.append(copy)
@@ -240,7 +238,7 @@ def capture_with_torch(call: Call, device: Device, args: list[Any], stay: frozen
         stream = torch.cuda.ExternalStream(lane.stream, device=device.index)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            outputs = call(inside)
+            outputs = call(list(inside))
     finally:
         device.lanes.give(lane)
-    return Captured(device, graph, fixed, copies, outputs)
+    return Captured(device, graph, fixed, copies, inside, outputs)

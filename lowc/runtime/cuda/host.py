@@ -127,7 +127,9 @@ class _DeviceRenderer(Renderer):
     def _allocate_early(self) -> None:
         """All memory that does not come from an op, if its size is known: from the caller's stream's memory."""
         self.held |= self.inputs
-        made = {r.name for s in self.artifact.program if isinstance(s, Extern) for r in s.results if r is not None}
+        made = {
+            r.name for s in self.artifact.program if isinstance(s, Extern) for r in s.results if r is not None
+        }
         wanted: dict[str, Buffer] = {}
         for step in self.artifact.program:
             if isinstance(step, Native):

@@ -43,16 +43,16 @@ def late_failure(code: int) -> Exception:
 
 
 class Word:
-    """The error word of a device at ``host``, which kernels see at ``device``."""
+    """The error word of a device at ``host``, which kernels see at ``device``; ``value.value`` is what it holds."""
 
-    __slots__ = ("_value", "device")
+    __slots__ = ("device", "value")
 
     def __init__(self, host: int, device: int) -> None:
-        self._value = ctypes.c_int64.from_address(host)
+        self.value = ctypes.c_int64.from_address(host)
         self.device = device
 
     def look(self) -> None:
         """Raises what has been reported since the last look; waits for nothing."""
-        if self._value.value:
-            code, self._value.value = self._value.value, 0
+        if self.value.value:
+            code, self.value.value = self.value.value, 0
             raise late_failure(code)

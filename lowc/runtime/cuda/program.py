@@ -50,8 +50,10 @@ def load(artifact: Artifact, on: Device, *, dump: str = "", branches: bool = Tru
     calls = natives(artifact)
     processors = on.driver.attribute(on.index, "MULTIPROCESSOR_COUNT") if branches and calls else 0
     slots = plan(artifact, processors)
-    steps = [launch for native in calls for launch in launches(artifact, native)]
-    origins = {artifact.entries[x.kernel.name].symbol: x.origin for x in steps}
+    origins: dict[str, tuple[str, ...]] = {}
+    for launch in (x for native in calls for x in launches(artifact, native)):
+        symbol = artifact.entries[launch.kernel.name].symbol
+        origins[symbol] = (*origins.get(symbol, ()), *launch.origin)
     module = CudaModule(on, artifact.code, artifact.entries, dump, origins) if calls else None
     first = enrol(artifact)
     tables: dict[str, Table] = {}
@@ -88,9 +90,7 @@ def bind(
     around = Calls(on, own=own, switch=bool(text.ops or text.into), sides=loaded.plan.sides)
     names = _names(artifact, loaded, text, around) | shared_names(text, loaded.functions)
     wanted, written = _places(artifact, len(constants))
-    names["realigned"] = memory.realigner(
-        lambda args: names["call"](args), wanted, written, host.ALIGNMENT
-    )
+    names["realigned"] = memory.realigner(lambda args: names["call"](args), wanted, written, host.ALIGNMENT)
     names.update(zip(text.constants, _aligned(artifact, constants), strict=True))
     call = profiled(artifact, text, run_source(text.source, names), names)
     if text.ops or text.into:

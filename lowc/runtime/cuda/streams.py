@@ -72,13 +72,13 @@ class Lane:
 
     __slots__ = (
         "_fork",
-        "_join",
         "_slots",
         "before",
         "captured",
         "done",
         "event",
         "handles",
+        "join",
         "name",
         "sides",
         "stream",
@@ -92,7 +92,7 @@ class Lane:
         self.stream = self.stream_object.handle
         self._slots = (ctypes.c_int64 * 3)(0, _signed(self.stream), _signed(self.event.handle))
         self._fork = partial(walk, functions, ctypes.addressof(_FORK), 2, self._slots, 0)
-        self._join = partial(walk, functions, ctypes.addressof(_JOIN), 2, self._slots, 0)
+        self.join: Callable[[], int] = partial(walk, functions, ctypes.addressof(_JOIN), 2, self._slots, 0)
         self.captured = False
         self.name: tuple[int, int, int] | None = None
         self.before: tuple[int, int, int] | None = None
@@ -109,9 +109,6 @@ class Lane:
         self._slots[_CALLER] = caller
         return self._fork()
 
-    def join(self) -> int:
-        return self._join()
-
 
 def _signed(handle: int) -> int:
     return handle - (1 << 64) if handle >> 63 else handle
@@ -124,17 +121,17 @@ class Pool:
     until that ends: such lanes are kept apart until then.
     """
 
-    __slots__ = ("_captured", "_lock", "_make", "_spare")
+    __slots__ = ("_captured", "_lock", "_make", "spare")
 
     def __init__(self, make: Callable[[], Lane]) -> None:
         self._make = make
-        self._spare: list[Lane] = []
+        self.spare: list[Lane] = []
         self._captured: list[Lane] = []
         self._lock = Lock()
 
     def take(self) -> Lane:
         try:
-            return self._spare.pop()
+            return self.spare.pop()
         except IndexError:
             return self._make()
 
@@ -148,4 +145,4 @@ class Pool:
         return lane
 
     def give(self, lane: Lane) -> None:
-        (self._captured if lane.captured else self._spare).append(lane)
+        (self._captured if lane.captured else self.spare).append(lane)

@@ -60,7 +60,9 @@ class Fake:
             self.context = context or 0
             return self._code("cuCtxSetCurrent")
 
-        def launch(f: Any, x: int, y: int, z: int, tx: int, ty: int, tz: int, shared: int, s: Any, p: int, e: Any) -> int:
+        def launch(
+            f: Any, x: int, y: int, z: int, tx: int, ty: int, tz: int, shared: int, s: Any, p: int, e: Any
+        ) -> int:
             name = self.names[f]
             pointers = (ctypes.c_void_p * self.counts.get(name, 0)).from_address(p or 0)
             values = [ctypes.c_int64.from_address(pointer or 0).value for pointer in pointers]
@@ -236,7 +238,9 @@ def artifact(module: Module, entries: dict[str, Entry] | None = None) -> Artifac
     from lowc.ir.nodes import Buffer
 
     placed = {name for name, _ in module.placed}
-    slots = [b.name for b in (*module.inputs, *module.temps) if isinstance(b, Buffer) and b.name not in placed]
+    slots = [
+        b.name for b in (*module.inputs, *module.temps) if isinstance(b, Buffer) and b.name not in placed
+    ]
     slots += ["workspace", *(s.name for s in module.symbols)]
     program = [r if isinstance(r, Extern) else Native(f"run_{r[0]}", r) for r in runs(module)]
     kernels = [s.kernel for s in module.steps if isinstance(s, Launch)]
@@ -245,7 +249,11 @@ def artifact(module: Module, entries: dict[str, Entry] | None = None) -> Artifac
 
 
 def entry(
-    name: str, grid: Index | int = 1, threads: tuple[int, int] = (32, 1), shared: int = 0, aligned: tuple[int, ...] = ()
+    name: str,
+    grid: Index | int = 1,
+    threads: tuple[int, int] = (32, 1),
+    shared: int = 0,
+    aligned: tuple[int, ...] = (),
 ) -> Entry:
     return Entry(name, ix(grid), threads, shared, aligned)
 

@@ -25,7 +25,9 @@ def module(inputs=(), temps=(), outputs=(), steps=(), symbols=(), placed=(), wor
 
 def named(name: str, reads, writes, origin: str = "", sizes=()) -> Launch:
     made = launch(reads, writes, origin, sizes)
-    return Launch(Kernel(name, made.kernel.params, made.kernel.sizes, made.kernel.body), made.args, made.origin)
+    return Launch(
+        Kernel(name, made.kernel.params, made.kernel.sizes, made.kernel.body), made.args, made.origin
+    )
 
 
 X, Y = buffer("x", 3, 4), buffer("y", 3, 4)

@@ -98,9 +98,18 @@ def test_on_the_callers_stream_too() -> None:
 
 def test_places_that_overlap_in_the_workspace_keep_their_order() -> None:
     x, a, b, y, z = buffers("xabyz")
-    steps = [kernel("one", [x], [a]), kernel("two", [a], [y]), kernel("three", [x], [b]), kernel("four", [b], [z])]
-    apart = module([x], [a, b, y, z], [whole(y), whole(z)], steps, placed=[("a", ix(0)), ("b", ix(256))], workspace=512)
-    shared = module([x], [a, b, y, z], [whole(y), whole(z)], steps, placed=[("a", ix(0)), ("b", ix(128))], workspace=384)
+    steps = [
+        kernel("one", [x], [a]),
+        kernel("two", [a], [y]),
+        kernel("three", [x], [b]),
+        kernel("four", [b], [z]),
+    ]
+    apart = module(
+        [x], [a, b, y, z], [whole(y), whole(z)], steps, placed=[("a", ix(0)), ("b", ix(256))], workspace=512
+    )
+    shared = module(
+        [x], [a, b, y, z], [whole(y), whole(z)], steps, placed=[("a", ix(0)), ("b", ix(128))], workspace=384
+    )
     assert order(apart).sides == 1
     assert order(shared).sides == 0
 

@@ -76,7 +76,9 @@ def test_memory_is_allocated_before_the_fork_and_let_go_after_the_join() -> None
         on,
     )
     source = program.source
-    assert source.index("empty(") < source.index("workspace(") < source.index("enter()") < source.index("leave(")
+    assert (
+        source.index("empty(") < source.index("workspace(") < source.index("enter()") < source.index("leave(")
+    )
     assert "del " not in source
     program.call([torch.randn(4, 4)])
     assert {stream for stream, _ in on[2].allocated} == {0}
@@ -106,7 +108,9 @@ def mixed() -> Module:
     x, a, b, c, d = (buffer(n, 3, 3) for n in "xabcd")
     mm = Extern("aten.mm.default", (whole(a), whole(a)), (), (b,))
     neg = Extern("aten.neg.default", (whole(b),), (), (d,))
-    return module([x], [a, b, c, d], [whole(c), whole(d)], [named("k1", [x], [a]), mm, neg, named("k2", [b], [c])])
+    return module(
+        [x], [a, b, c, d], [whole(c), whole(d)], [named("k1", [x], [a]), mm, neg, named("k2", [b], [c])]
+    )
 
 
 def test_calls_of_aten_run_on_the_own_stream() -> None:
@@ -161,7 +165,9 @@ def test_the_order_check_would_see_a_missing_event() -> None:
 def test_an_exception_joins_too() -> None:
     on = fakes.device()
     x, a, b = buffer("x", 3, 3), buffer("a", 3, 3), buffer("b", 2, 3)
-    bad = Extern("aten.mm.default", (whole(a), View(a, types.f32, (ix(2), ix(3)), (ix(3), ix(1)), ix(0))), (), (b,))
+    bad = Extern(
+        "aten.mm.default", (whole(a), View(a, types.f32, (ix(2), ix(3)), (ix(3), ix(1)), ix(0))), (), (b,)
+    )
     program = fakes.load(module([x], [a, b], [whole(b)], [named("k", [x], [a]), bad]), on)
     on[2].current = 0x77
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
@@ -181,7 +187,9 @@ def test_a_failed_launch_names_the_kernel_and_joins() -> None:
     steps = [named("good", [x], [a]), named("bad", [a], [b], "add = aten.add.Tensor  # model.py:3")]
     program = fakes.load(module([x], [a, b], [whole(b)], steps), on)
     on[1].fail["cuLaunchKernel"] = (1, 700)
-    with pytest.raises(LowcError, match=r"launching kernel bad \(record 1\) failed: CUDA_ERROR_700") as caught:
+    with pytest.raises(
+        LowcError, match=r"launching kernel bad \(record 1\) failed: CUDA_ERROR_700"
+    ) as caught:
         program.call([torch.randn(3)])
     assert "model.py:3" in str(caught.value)
     assert on[1].log[-1][0] == "wait"
@@ -248,7 +256,9 @@ def test_constants() -> None:
     on = fakes.device()
     c = buffer("c", 3, 4)
     program = fakes.load(
-        module([X, c], [Y], [whole(Y)], [named("k", [X, c], [Y])]), on, constants=[torch.full((3, 4), 2.0)],
+        module([X, c], [Y], [whole(Y)], [named("k", [X, c], [Y])]),
+        on,
+        constants=[torch.full((3, 4), 2.0)],
         k=lambda p, _: at(p[2], Y).copy_(at(p[0], X) * at(p[1], X)),
     )
     given = torch.randn(3, 4)
@@ -374,7 +384,9 @@ def write(word: int, value: int) -> None:
 
 
 @pytest.mark.parametrize("options", [None, CALLER])
-@pytest.mark.parametrize(("kind", "error", "said"), [(1, IndexError, "index out of range"), (2, RuntimeError, "ZeroDivision")])
+@pytest.mark.parametrize(
+    ("kind", "error", "said"), [(1, IndexError, "index out of range"), (2, RuntimeError, "ZeroDivision")]
+)
 def test_a_failed_check_is_raised_by_the_next_call(options, kind, error, said) -> None:
     on = fakes.device()
     mod = module([X], [Y], [whole(Y)], [named("k", [X], [Y], "index = aten.index.Tensor  # model.py:7")])
@@ -407,6 +419,21 @@ def test_another_programs_error_is_told_apart() -> None:
         two.call([torch.randn(3, 4)])
 
 
+def test_synchronising_through_lowc_tells(monkeypatch) -> None:
+    import lowc
+    from lowc.runtime.cuda import device as devices
+
+    on = fakes.device()
+    monkeypatch.setattr(devices, "_devices", {0: on[0]})
+    lowc.synchronize(1)
+    assert on[1].log == []
+    write(on[0].word.device, 1)
+    with pytest.raises(IndexError):
+        lowc.synchronize()
+    assert on[1].log == [("synchronize",)]
+    lowc.synchronize(0)
+
+
 def test_an_unknown_code() -> None:
     assert "code 16000000015" in str(late.late_failure(15 + 16 * 10**9))
 
@@ -423,7 +450,11 @@ PTX = b""".version 9.0
 
 def test_rejected_ptx_names_kernel_log_and_file(tmp_path) -> None:
     on = fakes.device()
-    on[1].load_result = (0, "cuModuleLoadDataEx failed: CUDA_ERROR_INVALID_PTX", "ptxas input, line 6; error: Unknown opcode")
+    on[1].load_result = (
+        0,
+        "cuModuleLoadDataEx failed: CUDA_ERROR_INVALID_PTX",
+        "ptxas input, line 6; error: Unknown opcode",
+    )
     made = fakes.artifact(ADD)
     broken = type(made)(made.target, PTX, made.slots, made.program, made.module, made.entries)
     from lowc.runtime.cuda.program import bind
@@ -452,7 +483,9 @@ def test_shared_memory_beyond_the_default_is_asked_for() -> None:
 
 def test_only_calls_of_aten_need_no_stream() -> None:
     on = fakes.device()
-    program = fakes.load(module([X], [Y], [whole(Y)], [Extern("aten.relu.default", (whole(X),), (), (Y,))]), on)
+    program = fakes.load(
+        module([X], [Y], [whole(Y)], [Extern("aten.relu.default", (whole(X),), (), (Y,))]), on
+    )
     given = torch.randn(3, 4)
     assert torch.equal(program.call([given])[0], given.relu())
     assert on[1].streams == [] and program.gpu.stream == "caller"

@@ -1,6 +1,6 @@
 """The runtime on a GPU: hand-written PTX through launch tables, streams, captures, threads.
 
-    python -m pytest -m gpu tests/runtime/cuda
+python -m pytest -m gpu tests/runtime/cuda
 """
 
 import threading
@@ -21,6 +21,7 @@ from lowc.ir.index import floordiv, ix
 from lowc.ir.nodes import Extern, Module
 from lowc.options import Options
 from lowc.runtime.cuda import device as devices
+from lowc.runtime.cuda.calls import Calls
 from lowc.runtime.cuda.program import bind
 from lowc.runtime.cuda.streams import Lane
 from lowc.runtime.program import Program
@@ -202,7 +203,7 @@ def wrong_reads(program: Program, tries: int, stream: torch.cuda.Stream) -> int:
     with torch.cuda.stream(stream):
         x = torch.zeros(4096, device="cuda")
         for n in range(tries):
-            torch.cuda._sleep(100_000)
+            torch.cuda._sleep(400_000)
             x.fill_(float(n + 1))
             (y,) = program.call([x])
             wrong += (y != n + 2).any()
@@ -244,12 +245,12 @@ def wrong_results(program: Program, tries: int, stream: torch.cuda.Stream) -> in
 
 @BOTH
 def test_the_callers_work_waits_for_a_call(options: Options) -> None:
-    assert wrong_results(simple(options, cycles=100_000), 1000, torch.cuda.Stream()) == 0
+    assert wrong_results(simple(options, cycles=400_000), 1000, torch.cuda.Stream()) == 0
 
 
 def test_without_the_join_it_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, stream = simple(cycles=100_000), torch.cuda.Stream()
-    monkeypatch.setattr(Lane, "join", lambda lane: 0)
+    program, stream = simple(cycles=400_000), torch.cuda.Stream()
+    monkeypatch.setattr(Calls, "leave", lambda calls, lane: calls._give(lane))
     found = wrong_results(program, 20, stream)
     torch.cuda.synchronize()
     assert found > 0

@@ -23,7 +23,9 @@ def functions(fake: Fake) -> "ctypes.Array[ctypes.c_int64]":
     return words([CONTEXT, *fake.addresses(DRIVER_FUNCTIONS)])
 
 
-def walk(fake: Fake, records: list[tuple[int, ...]], slots: list[int], stream: int = STREAM) -> tuple[int, list[int]]:
+def walk(
+    fake: Fake, records: list[tuple[int, ...]], slots: list[int], stream: int = STREAM
+) -> tuple[int, list[int]]:
     """(result, the slots afterwards)."""
     flat = [int(w) for r in records for w in (*r, *[0] * (RECORD_WORDS - len(r)))]
     array = words(slots)
@@ -38,7 +40,13 @@ def kernel(fake: Fake, name: str, params: int) -> int:
 
 
 def launch(
-    fake: Fake, name: str, params: list[int], blocks: int, scratch: int, stream: int = -1, threads: tuple[int, int] = (128, 2)
+    fake: Fake,
+    name: str,
+    params: list[int],
+    blocks: int,
+    scratch: int,
+    stream: int = -1,
+    threads: tuple[int, int] = (128, 2),
 ) -> tuple[int, ...]:
     array = words(params)
     fake._memory.append(array)
