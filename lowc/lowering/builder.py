@@ -57,10 +57,15 @@ class Nest:
 
 class Builder:
     """``temps`` and ``steps`` of the module so far.  ``stem`` and ``origin`` are of the node being lowered;
-    ``offsets`` holds the storage offsets of inputs, ``restrided`` the temps whose strides are not those that the graph says."""
+    ``offsets`` holds the storage offsets of inputs, ``restrided`` the temps whose strides are not those that the graph says.
 
-    def __init__(self, taken: Sequence[str]) -> None:
+    ``choose_parts``: what is put together from a few parts is a map that chooses among them, which threads of a GPU do without
+    waiting for one another; else a nest for each part.
+    """
+
+    def __init__(self, taken: Sequence[str], choose_parts: bool = False) -> None:
         """``taken``: names that no temp may have."""
+        self.choose_parts = choose_parts
         self.temps: list[Buffer] = []
         self.steps: list[Step] = []
         self.stem = ""

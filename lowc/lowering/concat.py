@@ -15,9 +15,11 @@ Lowering = Callable[..., Value]
 
 
 def cat(b: Builder, out: TensorMeta, tensors: tuple[Value, ...], dim: int = 0) -> Value:
-    """One kernel: the loops outside ``dim`` are shared, under them one nest for each part stores its slice."""
+    """One kernel: the loops outside ``dim`` are shared, under them one nest for each part stores its slice; or a map."""
     dim = wrap(dim, len(out.shape))
     parts = [t for t in tensors if len(t.shape) == len(out.shape)]
+    if b.choose_parts and 1 < len(parts) <= FEW:
+        return b.map(out, lambda c: _chosen(b, out, parts, dim, c))
     target = b.result(out)
     order = loop_order(out.shape, out.strides)
     outer = order[: order.index(dim)]
@@ -32,6 +34,24 @@ def cat(b: Builder, out: TensorMeta, tensors: tuple[Value, ...], dim: int = 0) -
                 b.store(target, tuple(place), value)
             start = start + part.shape[dim]
     return target
+
+
+FEW = 4  # parts among which an element may be chosen
+
+
+def _chosen(b: Builder, out: TensorMeta, parts: Sequence[Value], dim: int, c: Coords) -> Expr:
+    """The element at ``c`` of ``parts`` behind one another along ``dim``: each is loaded under a mask."""
+    start = ZERO
+    value: Expr | None = None
+    for part in parts:
+        place = (*c[:dim], c[dim] - start, *c[dim + 1 :])
+        mask = b.inside(place[dim], ZERO, part.shape[dim])
+        mask = None if mask is None else b.let(mask)
+        loaded = cast(b.load(part, place, mask), out.dtype)
+        value = loaded if value is None or mask is None else select(mask, loaded, value)
+        start = start + part.shape[dim]
+    assert value is not None
+    return value
 
 
 def stack(b: Builder, out: TensorMeta, tensors: tuple[Value, ...], dim: int = 0) -> Value:

@@ -27,7 +27,8 @@ def lower(graph: Graph, options: Options | None = None, forbid: frozenset[str] =
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window).
     """
-    builder = Builder([i.name for i in graph.inputs] + [s.name for s in graph.symbols])
+    taken = [i.name for i in graph.inputs] + [s.name for s in graph.symbols]
+    builder = Builder(taken, choose_parts=not device_of(graph).startswith("cpu"))
     env: Env = {}
     devices = _devices(graph)
     inputs: list[Buffer | Symbol | None] = []

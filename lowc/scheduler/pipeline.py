@@ -30,6 +30,7 @@ from lowc.scheduler import (
     schedule,
     share,
     split,
+    uniform,
 )
 from lowc.target import Target
 
@@ -62,6 +63,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("linearise", linearise.run, "LOOPS", "SCHEDULED", True, "with addresses as numbers, strides can be seen"),
     Pass("split", split.run, "SCHEDULED", "SCHEDULED", True, "blocks cannot wait for one another", "nvptx"),
     Pass("schedule", schedule.run, "SCHEDULED", "SCHEDULED", False, "loops bound to cores and lanes, reductions in blocks"),
+    Pass("uniform", uniform.run, "SCHEDULED", "SCHEDULED", False, "a mask that lanes share is one branch", "nvptx"),
     Pass("hoist", hoist.run, "SCHEDULED", "SCHEDULED", False, "inlining repeats work that does not change in a loop"),
     Pass("memory", memory.run, "SCHEDULED", "BUFFERED", True, "temps share one workspace, equal kernels are compiled once"),
     Pass("legalise", legalise.run, "BUFFERED", "MACHINE", True, "only ops and types that the target has"),
@@ -80,6 +82,8 @@ ORDER: tuple[tuple[str, str, str], ...] = (
     ("linearise", "split", "loops that walk as one are one: long reductions go in even chunks"),
     ("split", "schedule", "what is a launch must be known before its axes are bound to a grid"),
     ("linearise", "schedule", "strides decide the order and the lanes"),
+    ("schedule", "uniform", "lanes are there only once axes are bound"),
+    ("uniform", "hoist", "a mask that lanes share can leave their loop"),
     ("schedule", "hoist", "splitting makes loops that invariants can leave"),
     ("hoist", "legalise", "expanded maths is many statements to move instead of one"),
     ("memory", "legalise", "equal kernels are then legalised once"),
