@@ -25,6 +25,7 @@ from lowc.ir.nodes import (
     Update,
     Var,
 )
+from lowc.ir.ops import CHECKS
 
 # ---------------------------------------------------------------- expressions
 
@@ -78,6 +79,11 @@ def parts(expr: Expr) -> list[Expr]:
                 seen.add(id(child))
                 found.append(child)
     return found
+
+
+def has_check(expr: Expr) -> bool:
+    """Whether evaluating ``expr`` can make the call raise."""
+    return any(type(part) is Op and part.name in CHECKS for part in parts(expr))
 
 
 def depth(expr: Expr, limit: int = 1 << 30) -> int:
@@ -337,7 +343,7 @@ def with_mask(expr: Expr, mask: Expr, memo: dict[int, Expr]) -> Expr:
     def node(part: Expr) -> Expr:
         if isinstance(part, Load):
             return Load(part.buffer, part.index, both(part.mask, mask))
-        if isinstance(part, Op) and part.name in ("check_index", "check_nonzero"):
+        if isinstance(part, Op) and part.name in CHECKS:
             return Op(part.name, (*part.args[:-1], both(part.args[-1], mask)), part.dtype)
         return part
 
