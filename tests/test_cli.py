@@ -124,10 +124,14 @@ def test_a_function_that_raises_is_reported(tmp_path: Path, capsys: pytest.Captu
         assert "the function raises" in fails(capsys, command, f"{tmp_path / 'bad.py'}:f")
 
 
-def test_a_file_does_not_replace_a_module_of_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_does_not_replace_a_module_of_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import random
     import sys
     import types
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
     (tmp_path / "random.py").write_text("def f(x):\n    return x\ndef inputs():\n    return 1\n")
     (tmp_path / "types.py").write_text("1 / 0\n")
