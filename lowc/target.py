@@ -8,7 +8,7 @@ class Target:
     """``kind`` is "x86" or "nvptx"; ``cpu`` and ``features`` are LLVM's names.
 
     ``vector_bits``: 128 (SSE2), 256 (AVX2) or 512 (AVX-512).  ``registers``: vector registers.  ``l1``, ``l2``, ``l3`` in
-    bytes (a core's; l3 shared).  ``cores``: physical cores or SMs.  ``ops``: hardware abilities the legaliser asks for by
+    bytes (a core's; l3 shared).  ``cores``: logical processors, or SMs.  ``ops``: hardware abilities the legaliser asks for by
     name, of "fma", "scalef", "masked" (cheap masked loads and stores), "gather", "f16c", "avx512bf16", "rarely" (the op, by
     a branch).
     """
