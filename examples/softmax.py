@@ -1,4 +1,4 @@
-"""Softmax written out: seven ops that become one kernel, which reads each row from memory once.
+"""Softmax written out: five ops that become one kernel, which reads each row from memory once.
 
 lowc dump examples/softmax.py:softmax --stage loops
 lowc dump examples/softmax.py:softmax --stage asm

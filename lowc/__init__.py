@@ -1,4 +1,4 @@
-"""lowc, a tensor compiler in pure Python.  This docstring is the tour; the module has no other content.
+"""lowc, a tensor compiler in pure Python.  This docstring is the tour.
 
 A graph passes through these packages, in this order; each has a docstring of its own that goes on where this
 one stops.
@@ -22,8 +22,8 @@ one stops.
     ``pipeline`` is a table of passes from LOOPS to MACHINE: kernels fuse, loops are split, bound to vectors
     and threads, temps get places in one workspace, functions like exp become arithmetic.  One pass, one file.
 ``backends``
-    ``llvm`` emits LLVM IR as text, one function for each kernel; ``x86`` makes an object file of it.  The
-    result is an ``artifact.Artifact``: code, and the steps of one call.
+    ``x86`` writes each kernel as a function in LLVM IR; ``llvm`` has the builder of that text, and makes it an
+    object file in memory.  The result is an ``artifact.Artifact``: code, and the steps of one call.
 ``runtime``
     ``host`` writes the steps down as a Python function, ``program`` binds that to tensors, native code and
     ATen, and gives the callable back.
@@ -31,7 +31,7 @@ one stops.
 Beside the way: ``options`` (every option and environment variable), ``target`` (what the scheduler knows of
 the machine), ``trace`` (times and dumps), ``errors``, and ``cli`` (``lowc dump``, ``lowc explain``, ...).
 
-Importing this package imports nothing else; its public names are loaded when they are first used.
+Importing this package imports no other part of lowc; its public names are loaded when they are first used.
 """
 
 from typing import Any

@@ -5,7 +5,8 @@ all.
     callable
 
 A kernel that gets no code does not stop the graph: the ops in it are lowered anew as ATen calls, with one
-warning. ``options.strict_errors`` raises instead.
+warning. ``options.strict_errors`` raises instead.  Neither does a bug in lowc, but the warning says that it is
+one, and ``options.check`` raises it, too.
 """
 
 import gc
@@ -17,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lowc.artifact import Artifact, Native
-from lowc.errors import Unsupported
+from lowc.errors import InternalError, LowcError, OptionError, Unsupported, VerifyError
 from lowc.ir.graph import Graph
 from lowc.ir.nodes import Extern, Module
 from lowc.ir.printer import print_graph
@@ -39,10 +40,25 @@ def compile_graph(
     """A function from a list of inputs, which it empties, to the list of outputs.
 
     ``constants``: the tensors that are the graph's last inputs; the function's list has only those before
-    them.  The function's attribute ``program`` holds the host program and the artifact.  Raises LowcError for
-    a graph that cannot be compiled at all.
+    them.  The function's attribute ``program`` holds the host program and the artifact.  Raises OptionError
+    for an unknown pass in ``options.off``, LowcError for a graph that cannot be compiled at all, InternalError
+    if a bug in lowc is the cause.
     """
     options = options or Options()
+    try:
+        return _compile(graph, constants, options, trace)
+    except LowcError:
+        raise
+    except Exception as error:
+        if options.strict_errors or options.check:
+            raise
+        raise InternalError(error) from error
+
+
+def _compile(graph: Graph, constants: Sequence[Any], options: Options, trace: Trace | None) -> Compiled:
+    from lowc.scheduler import pipeline
+
+    pipeline.switched_off(options)
     trace = trace or Trace(fresh_directory(options.dump, graph.name))
     trace.dump("graph", lambda: print_graph(graph))
     with _collector_paused():
@@ -77,14 +93,18 @@ def _with_fallbacks(graph: Graph, constants: Sequence[Any], options: Options, tr
             artifact, bind = compile_artifact(graph, options, trace, forbidden)
             with trace.phase("runtime"):
                 return bind(artifact, constants)
+        except OptionError:
+            raise
         except Exception as error:
             culprits = _culprits(error, graph) - forbidden
-            if options.strict_errors or not culprits:
+            bug = isinstance(error, VerifyError) or not isinstance(error, LowcError)
+            if options.strict_errors or (bug and options.check) or not culprits:
                 raise
             where = ", ".join(sorted(culprits)[:4]) + (
                 f" and {len(culprits) - 4} more" if len(culprits) > 4 else ""
             )
-            log.warning("no code for %s in graph %s, ATen runs it: %s", where, graph.name, error)
+            reason = InternalError(error) if bug else error
+            log.warning("no code for %s in graph %s, ATen runs it: %s", where, graph.name, reason)
             log.debug("the reason in full", exc_info=True)
             trace.count("fallbacks")
             forbidden |= culprits

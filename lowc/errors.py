@@ -5,14 +5,16 @@ class LowcError(Exception):
     """Base of all errors of lowc.
 
     ``message`` says what is wrong with which op, dtypes and shapes; ``where`` is the user's file, line and code; ``hint`` is what
-    to do.  ``str()`` shows them on at most a dozen lines.
+    to do.  ``str()`` shows them on at most a dozen lines.  ``origin``: that of the launch whose kernel it is about, by which the
+    compiler knows what to leave to ATen; empty if unknown (then it leaves everything).
     """
 
-    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+    def __init__(self, message: str, *, where: str = "", hint: str = "", origin: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.message = message
-        self.where = where
+        self.where = where or "; ".join(origin[:2])
         self.hint = hint
+        self.origin = origin
 
     def __str__(self) -> str:
         lines = self.message.splitlines()[:8]
@@ -48,13 +50,14 @@ class ScheduleError(LowcError):
 
 
 class CodegenError(LowcError):
-    """A kernel for which no code can be generated (an op or dtype the backend has no row for, or an LLVM failure).
+    """A kernel for which no code can be generated (an op or dtype the backend has no row for, or an LLVM failure)."""
 
-    ``origin``: the launch's, by which the compiler knows what to leave to ATen; empty if unknown (then it leaves everything).
-    """
 
-    def __init__(
-        self, message: str, *, where: str = "", hint: str = "", origin: tuple[str, ...] = ()
-    ) -> None:
-        super().__init__(message, where=where or "; ".join(origin[:2]), hint=hint)
-        self.origin = origin
+class InternalError(LowcError):
+    """A bug in lowc: what its ``__cause__`` was raised for should not happen, whatever the user does."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(
+            f"a bug in lowc: {type(error).__name__}: {error}",
+            hint="please report it, with the traceback that strict_errors=True gives and the files that LOWC_DUMP=dir writes",
+        )

@@ -1,6 +1,8 @@
 """Every option and environment variable: one row each, typed, saying whether it changes generated code.
 
-A row with ``code=True`` is part of every cache key.
+Without effect today: ``fallback_random`` (random ops are always ATen's) and every mode (they are accepted, since other backends
+have them).  Nothing reads ``Row.code`` yet, as nothing compiled is kept from one process to the next; a cache would take its
+keys from it.
 """
 
 import os

@@ -112,7 +112,52 @@ def test_load_reports_what_the_file_raises(tmp_path: Path, capsys: pytest.Captur
     assert "ZeroDivisionError" in fails(capsys, "dump", f"{tmp_path / 'bad.py'}:f")
 
 
+def test_load_reports_inputs_that_raise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.py").write_text("def f(x):\n    return x\ndef f_inputs():\n    return 1 / 0\n")
+    assert "ZeroDivisionError" in fails(capsys, "dump", f"{tmp_path / 'bad.py'}:f")
+
+
+def test_a_function_that_raises_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "import torch\ndef f(x):\n    return x @ x\ndef inputs():\n    return torch.ones(2, 3)\n"
+    (tmp_path / "bad.py").write_text(text)
+    for command in ("dump", "explain"):
+        assert "the function raises" in fails(capsys, command, f"{tmp_path / 'bad.py'}:f")
+
+
+def test_a_file_does_not_replace_a_module_of_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import random
+    import sys
+    import types
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    (tmp_path / "random.py").write_text("def f(x):\n    return x\ndef inputs():\n    return 1\n")
+    (tmp_path / "types.py").write_text("1 / 0\n")
+    before = set(sys.modules)
+    load(f"{tmp_path / 'random.py'}:f")
+    fails(capsys, "dump", f"{tmp_path / 'types.py'}:f")
+    assert sys.modules["random"] is random and sys.modules["types"] is types
+    assert [name for name in sys.modules if name not in before] == ["_lowc_cli_random"]
+
+
 # ---------------------------------------------------------------- dump
+
+
+def test_interp_shows_code_for_this_processor(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "parallel" in prints(capsys, "dump", SOFTMAX, "--stage", "machine", "-o", "isa=interp")
+    monkeypatch.setenv("LOWC_ISA", "interp")
+    assert "define" in prints(capsys, "dump", SOFTMAX, "--stage", "llvm")
+    assert "5 ops in 1 kernel" in prints(capsys, "explain", SOFTMAX)
+    assert "MACHINE" not in prints(capsys, "opt", "-p", "fuse", str(GOLDEN[0]))
+
+
+def test_opt_reports_what_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.lowc").write_bytes(b"kernel \xff")
+    assert "no UTF-8 text" in fails(capsys, "opt", str(tmp_path / "bad.lowc"))
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from lowc import compiler
-from lowc.errors import CodegenError, LowcError
+from lowc.errors import CodegenError, InternalError, LowcError, OptionError
 from lowc.ir import types
 from lowc.ir.graph import Graph, Input, Node, Ref, TensorMeta
 from lowc.ir.index import ix
 from lowc.ir.nodes import Launch
 from lowc.options import Options
+from lowc.scheduler import legalise
 from lowc.trace import Trace
 
 META = TensorMeta(types.f32, (ix(3),), (ix(1),), ix(0), "cpu")
@@ -92,6 +93,51 @@ def test_an_error_that_names_no_kernel_leaves_all_to_aten(monkeypatch: pytest.Mo
     x = torch.randn(3)
     torch.testing.assert_close(compiler.compile_graph(graph(), [C], INTERP, trace)([x])[0], expected(x))
     assert sum(n for what, n in trace.counters.items() if what.startswith("extern")) == 3
+
+
+def test_a_bug_is_called_one(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    broken(monkeypatch, lambda module: KeyError("oops") if kernel_of(module, "add") else None)
+    x = torch.randn(3)
+    with caplog.at_level(logging.WARNING, "lowc"):
+        torch.testing.assert_close(compiler.compile_graph(graph(), [C], INTERP)([x])[0], expected(x))
+    (record,) = caplog.records
+    assert "a bug in lowc: KeyError: 'oops'" in record.getMessage() and "please report" in record.getMessage()
+    for strict in ({"check": True}, {"strict_errors": True}):
+        with pytest.raises(KeyError):
+            compiler.compile_graph(graph(), [C], Options(isa="interp", **strict))  # type: ignore[arg-type]
+
+
+def test_a_bug_that_aten_cannot_help_is_a_lowc_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the frontend has torch run the graph."""
+    broken(monkeypatch, lambda module: KeyError("oops"))
+    with pytest.raises(InternalError, match="a bug in lowc: KeyError"):
+        compiler.compile_graph(graph(), [C], INTERP)
+
+
+@pytest.mark.parametrize("isa", ["interp", "auto"])
+def test_an_unknown_pass_is_an_error_at_once(isa: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(OptionError, match="cannot switch off nonsense"):
+        compiler.compile_graph(graph(), [C], Options(isa=isa, off="nonsense"))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("error", [LowcError("no way"), KeyError("oops")])
+def test_an_error_of_a_pass_leaves_only_its_kernel_to_aten(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    real = legalise.legalise_kernel
+
+    def attempt(kernel: Any, target: Any) -> Any:
+        if "mul" in kernel.name:
+            raise error
+        return real(kernel, target)
+
+    monkeypatch.setattr(legalise, "legalise_kernel", attempt)
+    trace = Trace()
+    x = torch.randn(3)
+    call = compiler.compile_graph(graph(), [C], Options(off="inline,fuse"), trace)
+    torch.testing.assert_close(call([x])[0], expected(x))
+    assert {what for what in trace.counters if what.startswith("extern")} == {"extern aten.mul.Tensor"}
 
 
 def test_strict_errors_raises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,14 @@
 import re
 import subprocess
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
+from lowc.cli import main
 from lowc.cli.dump import STAGES
+from lowc.cli.opt import read
+from lowc.ir.verify import verify_module
 from lowc.options import ROWS
 from lowc.scheduler.pipeline import PASSES
 
@@ -36,6 +40,34 @@ def test_links_resolve(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text()):
         if "://" not in target:
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def programs(path: Path) -> list[str]:
+    """The blocks of a document that are IR text, fenced or indented."""
+    blocks: list[list[str]] = [[]]
+    fenced = False
+    for line in path.read_text().splitlines():
+        fence = line.startswith("```")
+        fenced = fenced != fence
+        if fence or not (fenced or line.startswith("    ") or not line):
+            blocks.append([])
+        else:
+            blocks[-1].append(line)
+    texts = [dedent("\n".join(block)).strip() for block in blocks]
+    return [text for text in texts if re.match(r"(module @[A-Z]+\(|kernel \w+\()", text)]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_ir_in_documents_is_valid(path: Path) -> None:
+    for text in programs(path):
+        module = read(text)
+        verify_module(module, module.level)
+
+
+def test_the_readme_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    (shown,) = programs(ROOT / "README.md")
+    assert main(["dump", f"{ROOT / 'examples' / 'softmax.py'}:softmax", "--stage", "loops"]) == 0
+    assert capsys.readouterr().out.endswith(f"\n{shown}\n")
 
 
 def test_files_that_the_readme_names_exist() -> None:

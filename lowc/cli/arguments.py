@@ -1,9 +1,11 @@
 """Arguments that several subcommands share."""
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from lowc.options import ROWS, Options, parse
+from lowc.target import Target
 
 
 def add_function(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +23,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-o", "--option", action="append", default=[], metavar="NAME=VALUE",
         help="a compiler option: " + ", ".join(row.name for row in ROWS),
     )  # fmt: skip
+
+
+def target(options: Options) -> Target:
+    """The Target that ``options.isa`` asks for; "interp" has none, what is shown is then for this processor."""
+    from lowc.backends import x86
+
+    return x86.detect(replace(options, isa="auto") if options.isa == "interp" else options)
 
 
 def options(chosen: argparse.Namespace) -> Options:

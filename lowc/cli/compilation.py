@@ -7,6 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from lowc.cli import arguments
+from lowc.errors import LowcError
 from lowc.ir.graph import Graph
 from lowc.ir.nodes import Module
 from lowc.options import Options
@@ -45,7 +47,10 @@ def compile_all(
     dynamic: bool | None = None,
     backward: bool = True,
 ) -> Report:
-    """Compiles and calls ``fn`` on ``args`` once, and its backward pass where there is one."""
+    """Compiles and calls ``fn`` on ``args`` once, and its backward pass where there is one.
+
+    Raises LowcError if ``fn`` raises.
+    """
     from lowc.compiler import compile_graph
     from lowc.frontend.capture import capture
     from lowc.lowering.table import TABLE
@@ -54,29 +59,42 @@ def compile_all(
     # Dynamo's own word on each graph break would stand beside ours.
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     texts: list[tuple[tuple[str, str, str], ...]] = []
+    ours: list[Exception] = []
 
     def compile_one(graph: Graph, constants: Any) -> Any:
         with TemporaryDirectory() as folder:
             try:
                 return compile_graph(graph, constants, replace(options, dump="", time=False), Trace(folder))
+            except Exception as error:
+                ours.append(error)
+                raise
             finally:
                 texts.append(_read(Path(folder)))
 
-    seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward, keep=TABLE.keys())
+    try:
+        seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward, keep=TABLE.keys())
+    except LowcError:
+        raise
+    except Exception as error:
+        if ours:
+            raise
+        raise LowcError(
+            f"the function raises {type(error).__name__}: {error}", hint="call it without torch.compile"
+        ) from error
     graphs = tuple(Compiled(g, *schedule(g, options), t) for g, t in zip(seen.graphs, texts))
     return Report(graphs, tuple((b.reason, b.where) for b in seen.breaks), seen.unsupported)
 
 
 def schedule(graph: Graph, options: Options) -> tuple[Module, Module, Target]:
     """``graph`` lowered and taken through the passes that leave it at level LOOPS; the same at MACHINE; for which target."""
-    from lowc.backends import x86
     from lowc.lowering import lower
     from lowc.scheduler import pipeline
 
-    module, target = lower(graph, options), x86.detect(options)
+    module, target = lower(graph, options), arguments.target(options)
     fused = module
+    off = pipeline.switched_off(options)
     for row in pipeline.PASSES:
-        if row.name not in options.off.split(","):
+        if row.name not in off and row.only in ("", target.kind):
             module = pipeline.apply(row, module, target, options)
             fused = module if row.gives == "LOOPS" else fused
     return fused, module, target
@@ -85,7 +103,7 @@ def schedule(graph: Graph, options: Options) -> tuple[Module, Module, Target]:
 def _read(folder: Path) -> tuple[tuple[str, str, str], ...]:
     """The dumps in ``folder``, named ``NN_STAGE.EXTENSION``; what is not text is left out."""
     found: list[tuple[str, str, str]] = []
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.iterdir(), key=lambda p: int(p.name.partition("_")[0])):
         try:
             content = path.read_text()
         except UnicodeDecodeError:

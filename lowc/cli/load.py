@@ -16,7 +16,10 @@ from lowc.errors import LowcError
 
 
 def load(place: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What ``place`` names, and its inputs.  Raises LowcError if the file, the name or the inputs are not there."""
+    """What ``place`` names, and its inputs.
+
+    Raises LowcError if the file, the name or the inputs are not there, or making them raises.
+    """
     file, _, name = place.rpartition(":")
     if not file or not name.isidentifier():
         raise LowcError(
@@ -37,23 +40,28 @@ def load(place: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         raise LowcError(
             f"{file} does not say what to call {name} with", hint=f"add {name}_inputs(), returning a tuple"
         )
-    inputs = make()
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    return _made(found, inputs), inputs
+    try:
+        inputs = make()
+        inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+        return _made(found, inputs), inputs
+    except Exception as error:
+        raise LowcError(f"{place} or its inputs cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _module(path: Path) -> ModuleType:
     if not path.is_file():
         raise LowcError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"_lowc_cli_{path.stem}"  # not the stem: a random.py of the user's must not replace Python's
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise LowcError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[name]
         raise LowcError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module
 

@@ -44,7 +44,7 @@ def run(chosen: argparse.Namespace) -> int:
     module = read(_text(chosen.file))
     verify_module(module, module.level)
     options = replace(arguments.options(chosen), check=True)
-    target = _target(options) if names else None
+    target = arguments.target(options) if names else None
     # Kernels from text do not know the module's buffers yet; every pass at LOOPS expects that they do.
     if module.level == "LOOPS" and names and names[0] != "attach":
         names.insert(0, "attach")
@@ -85,15 +85,9 @@ def _launching(kernel: Kernel) -> Module:
 
 
 def _text(file: str) -> str:
-    if file == "-":
-        return sys.stdin.read()
     try:
-        return Path(file).read_text()
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except OSError as error:
         raise LowcError(f"cannot read {file}: {error.strerror}") from error
-
-
-def _target(options: Any) -> Any:
-    from lowc.backends import x86
-
-    return x86.detect(options)
+    except UnicodeDecodeError as error:
+        raise LowcError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from error

@@ -17,7 +17,7 @@ from torch._functorch import config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from lowc.errors import LowcError, OptionError
+from lowc.errors import InternalError, LowcError, OptionError
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.importer import import_graph
@@ -86,7 +86,7 @@ def compile_fx_graph(
     merge_equal_nodes(gm.graph)
     gm.graph.eliminate_dead_code()
     try:
-        graph, constants = import_graph(gm, name)
+        graph, constants = _imported(gm, name, strict)
         compiled = compile_graph(graph, constants)
     except LowcError as error:
         if strict or isinstance(error, OptionError):
@@ -97,6 +97,17 @@ def compile_fx_graph(
         return _run_by_torch(gm)
     counters["lowc"]["graphs"] += 1
     return _boxed(compiled)
+
+
+def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[torch.Tensor]]:
+    try:
+        return import_graph(gm, name)
+    except LowcError:
+        raise
+    except Exception as error:
+        if strict:
+            raise
+        raise InternalError(error) from error
 
 
 def _partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:

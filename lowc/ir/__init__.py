@@ -1,0 +1,1 @@
+"""The language between the stages, as frozen data: graphs, modules, kernels; their text, rules, meaning and rewriting."""

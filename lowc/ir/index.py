@@ -8,7 +8,7 @@ is ``i`` and ``(i*N + j) % N`` is ``j``, for numbers and for symbols.
 Not a computer algebra system: no division of polynomials by polynomials beyond what reshapes need, no solving.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -500,6 +500,16 @@ def atoms(index: Index) -> Iterator[Atom]:
             elif isinstance(atom, Min | Max):
                 yield from atoms(atom.a)
                 yield from atoms(atom.b)
+
+
+def contiguous_strides(shape: Sequence[Index]) -> tuple[Index, ...]:
+    """Row-major strides as torch gives them: a size below 1 counts as 1 (where it is known)."""
+    strides: list[Index] = []
+    step = ONE
+    for extent in reversed(shape):
+        strides.append(step)
+        step = step * (ONE if constant(extent) == 0 else extent)
+    return tuple(reversed(strides))
 
 
 def axes_and_symbols(index: Index) -> list[Axis | Symbol]:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from lowc.errors import VerifyError
-from lowc.ir.index import ONE, ZERO, Index, Symbol, constant, ix, prove_nonneg
+from lowc.ir.index import ZERO, Index, Symbol, constant, ix, prove_nonneg
 from lowc.ir.nodes import LEVELS, Arg, Buffer, Extern, Kernel, Launch, Module, View
 from lowc.ir.printer import print_module_lines
 from lowc.ir.verify_kernel import Accesses, verify_kernel
 from lowc.ir.verify_values import MachineOps, check_name, excerpt, operands
+from lowc.ir.walk import storage_size
 
 __all__ = ["MachineOps", "verify_kernel", "verify_module"]
 
@@ -260,9 +261,4 @@ def _overlaps(s: _State, placed: dict[str, Index]) -> None:
 
 def extent_bytes(buffer: Buffer) -> Index:
     """Bytes from the first to past the last element of ``buffer``; 0 if it is empty for certain."""
-    if _empty(buffer):
-        return ZERO
-    last = ZERO
-    for size, stride in zip(buffer.shape, buffer.strides, strict=True):
-        last = last + (size - 1) * stride
-    return (last + ONE) * buffer.dtype.bytes
+    return storage_size(buffer) * buffer.dtype.bytes

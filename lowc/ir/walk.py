@@ -5,7 +5,7 @@ Rewrites return the same object where nothing changed and keep sharing: a node r
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from lowc.ir.index import Atom, Axis, Index, Opaque, Symbol, atoms, ix, substitute
+from lowc.ir.index import Atom, Axis, Index, Opaque, Symbol, atoms, constant, ix, substitute
 from lowc.ir.nodes import (
     Acc,
     Alloc,
@@ -25,6 +25,7 @@ from lowc.ir.nodes import (
     Update,
     Var,
 )
+from lowc.ir.ops import CHECKS
 
 # ---------------------------------------------------------------- expressions
 
@@ -78,6 +79,11 @@ def parts(expr: Expr) -> list[Expr]:
                 seen.add(id(child))
                 found.append(child)
     return found
+
+
+def has_check(expr: Expr) -> bool:
+    """Whether evaluating ``expr`` can make the call raise."""
+    return any(type(part) is Op and part.name in CHECKS for part in parts(expr))
 
 
 def depth(expr: Expr, limit: int = 1 << 30) -> int:
@@ -337,7 +343,7 @@ def with_mask(expr: Expr, mask: Expr, memo: dict[int, Expr]) -> Expr:
     def node(part: Expr) -> Expr:
         if isinstance(part, Load):
             return Load(part.buffer, part.index, both(part.mask, mask))
-        if isinstance(part, Op) and part.name in ("check_index", "check_nonzero"):
+        if isinstance(part, Op) and part.name in CHECKS:
             return Op(part.name, (*part.args[:-1], both(part.args[-1], mask)), part.dtype)
         return part
 
@@ -350,12 +356,11 @@ def zero_outside(value: Expr, mask: Expr) -> Expr:
     return Op("select", (mask, value, zero), value.dtype)
 
 
-def both(a: Expr | None, b: Expr | None) -> Expr:
+def both(a: Expr | None, b: Expr) -> Expr:
     """The conjunction of two masks; None and the constant true hold everywhere."""
     if a is None or (isinstance(a, Const) and a.value is True):
-        assert b is not None
         return b
-    if b is None or a is b or (isinstance(b, Const) and b.value is True):
+    if a is b or (isinstance(b, Const) and b.value is True):
         return a
     return Op("and", (a, b), a.dtype)
 
@@ -375,6 +380,16 @@ def free_atoms(expr: Expr) -> set[Atom]:
         elif isinstance(part, FromIndex):
             found.update(atoms(part.index))
     return found
+
+
+def storage_size(buffer: Buffer) -> Index:
+    """Elements from the first to one past the last that ``buffer`` can touch; 0 if a dimension is surely 0."""
+    last = ix(1)
+    for size, stride in zip(buffer.shape, buffer.strides, strict=True):
+        if constant(size) == 0:
+            return ix(0)
+        last = last + (size - 1) * stride
+    return last
 
 
 def same(a: Expr, b: Expr) -> bool:

@@ -4,7 +4,7 @@ from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import constant
 from lowc.ir.nodes import Expr
-from lowc.ir.types import DType
+from lowc.ir.types import is_computable
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast
 from lowc.lowering.values import Coords, Value, is_one
@@ -13,14 +13,9 @@ from lowc.lowering.views import expanded
 
 def convert(b: Builder, out: TensorMeta, self: Value, *_: object, **__: object) -> Value:
     """A copy in the dtype and strides of ``out``."""
-    _float_to_narrow_unsigned(self.dtype, out.dtype)
+    if not (is_computable(self.dtype) and is_computable(out.dtype)):
+        raise NotLowered(f"conversion of {self.dtype} to {out.dtype}")
     return b.map(out, lambda c: cast(b.load(self, c), out.dtype))
-
-
-def _float_to_narrow_unsigned(source: DType, target: DType) -> None:
-    """Raises NotLowered for casts whose out-of-range results lowc does not reproduce."""
-    if source.kind not in "biuf" or target.kind not in "biuf":
-        raise NotLowered(f"conversion of {source} to {target}")
 
 
 def to_copy(b: Builder, out: TensorMeta, self: Value, **_: object) -> Value:

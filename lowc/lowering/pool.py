@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import ONE, ZERO, Index, ix, maximum, minimum
 from lowc.ir.nodes import Expr
 from lowc.ir.types import compute_dtype
 from lowc.lowering.builder import Builder
+from lowc.lowering.reduce import only_floats
 from lowc.lowering.scalars import both, cast, op
 from lowc.lowering.values import Value, loop_order
 
@@ -39,7 +39,7 @@ def avg_pool2d(
     divisor_override: int | None = None,
 ) -> Value:
     kernel, step, pad = _pair(kernel_size), _pair(stride or kernel_size), _pair(padding)
-    _only_floats(self)
+    only_floats(self, "average pooling")
     wide = compute_dtype(out.dtype)
     sizes = self.shape[-2:]
     target = b.result(out)
@@ -74,7 +74,7 @@ def avg_pool2d_backward(
 ) -> Value:
     """Each element sums what the windows over it give: at most ceil(kernel / stride) of them along a dimension."""
     kernel, step, pad = _pair(kernel_size), _pair(stride or kernel_size), _pair(padding)
-    _only_floats(self)
+    only_floats(self, "average pooling")
     wide = compute_dtype(out.dtype)
     sizes, windows = out.shape[-2:], grad_output.shape[-2:]
     target = b.result(out)
@@ -102,8 +102,3 @@ def avg_pool2d_backward(
             b.update(acc, "add", op("div", grad, cast(b.index(count), wide)), mask=mask)
         b.store(target, tuple(coords), acc[0])
     return target
-
-
-def _only_floats(self: Value) -> None:
-    if self.dtype.kind != "f":
-        raise NotLowered(f"average pooling of {self.dtype}")

@@ -224,9 +224,10 @@ def _correction(correction: Operand | None) -> Operand:
     return 1 if correction is None else correction
 
 
-def _only_floats(self: Value) -> None:
+def only_floats(self: Value, what: str) -> None:
+    """Raises NotLowered for ``what`` of any other dtype."""
     if self.dtype.kind != "f":
-        raise NotLowered(f"variance of {self.dtype}")
+        raise NotLowered(f"{what} of {self.dtype}")
 
 
 def var(
@@ -238,7 +239,7 @@ def var(
     correction: Operand | None = None,
     keepdim: bool = False,
 ) -> Value:
-    _only_floats(self)
+    only_floats(self, "variance")
     return one(b, out, self, reduced_dims(self, dim), lambda r: moments(r, _correction(correction))[0])
 
 
@@ -251,7 +252,7 @@ def std(
     correction: Operand | None = None,
     keepdim: bool = False,
 ) -> Value:
-    _only_floats(self)
+    only_floats(self, "variance")
     return one(
         b, out, self, reduced_dims(self, dim), lambda r: op("sqrt", moments(r, _correction(correction))[0])
     )
@@ -266,7 +267,7 @@ def var_mean(
     correction: Operand | None = None,
     keepdim: bool = False,
 ) -> tuple[Value, ...]:
-    _only_floats(self)
+    only_floats(self, "variance")
     metas = [m for m in outs if isinstance(m, TensorMeta)]
     if len(metas) != 2:
         raise NotLowered("one result is unused")

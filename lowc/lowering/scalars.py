@@ -1,5 +1,6 @@
 """Constructors of scalar expressions, with the dtype rules of ``ir.ops`` applied and nothing folded but constants."""
 
+from lowc.ir import walk
 from lowc.ir.index import Index, constant
 from lowc.ir.nodes import Const, Expr, FromIndex, Op
 from lowc.ir.ops import OPS, result_dtype
@@ -56,9 +57,7 @@ def select(condition: Expr, yes: Expr, no: Expr) -> Expr:
 
 def both(a: Expr | None, b: Expr | None) -> Expr | None:
     """The conjunction of two masks, where None is true."""
-    if a is None or b is None:
-        return b if a is None else a
-    return op("and", a, b)
+    return a if b is None else walk.both(a, b)
 
 
 def is_nan(value: Expr) -> Expr:

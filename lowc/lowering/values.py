@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lowc.errors import NotLowered
-from lowc.ir.index import ONE, ZERO, Index, constant, prove_nonneg
+from lowc.ir.index import ONE, ZERO, Index, constant, contiguous_strides, prove_nonneg
 from lowc.ir.nodes import Buffer
 from lowc.ir.types import DType
 
@@ -56,16 +56,6 @@ def product(extents: Coords) -> Index:
     for extent in extents:
         total = total * extent
     return total
-
-
-def contiguous_strides(shape: Coords) -> Coords:
-    """Row-major strides as torch gives them: a size below 1 counts as 1 (where it is known)."""
-    strides: list[Index] = []
-    step = ONE
-    for extent in reversed(shape):
-        strides.append(step)
-        step = step * (ONE if constant(extent) == 0 else extent)
-    return tuple(reversed(strides))
 
 
 def loop_order(shape: Coords, strides: Coords) -> list[int]:

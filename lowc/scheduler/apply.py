@@ -57,7 +57,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """Directly nested loops in the order of ``axes``, outermost first."""
+    """Directly nested loops in the order of ``axes``, outermost first.
+
+    Precondition, which is not checked: of the nest's iterations no two touch one element if either writes it.
+    """
 
     axes: tuple[str, ...]
 

@@ -21,16 +21,15 @@ from lowc.ir.nodes import (
     Let,
     Load,
     Module,
-    Op,
     Stmt,
     Store,
     Update,
     Var,
 )
-from lowc.ir.ops import CHECKS
 from lowc.ir.walk import (
     buffers,
     exprs,
+    has_check,
     indices,
     loads,
     make_kernel,
@@ -83,15 +82,14 @@ def _block(body: Sequence[Stmt], known: Known, taken: set[str]) -> tuple[Stmt, .
     known = dict(known)
     for stmt in body:
         if isinstance(stmt, For | If):
-            changed = {id(s.buffer) for s in stores(stmt.body)}
-            _forget(known, changed)
+            _forget(known, {id(s.buffer) for s in stores(stmt.body)}, _updated(stmt.body))
             inner = _block(stmt.body, known, taken)
             out.append(For(stmt.axis, inner, stmt.kind) if isinstance(stmt, For) else If(stmt.cond, inner))
             continue
         memo: dict[int, Expr] = {}
         stmt = map_exprs(stmt, lambda e: rewrite(e, lambda p: _known_value(p, known), memo))  # noqa: B023
         if isinstance(stmt, Store):
-            _forget(known, {id(stmt.buffer)})
+            _forget(known, {id(stmt.buffer)}, set())
             if stmt.mask is None and not stmt.reducer:
                 value = stmt.value
                 if not isinstance(value, Var | Const):
@@ -99,13 +97,22 @@ def _block(body: Sequence[Stmt], known: Known, taken: set[str]) -> tuple[Stmt, .
                     out.append(Let(value, stmt.value))
                     stmt = Store(stmt.buffer, stmt.index, value)
                 known[id(stmt.buffer), stmt.index] = value
+        elif isinstance(stmt, Update):
+            _forget(known, set(), _updated((stmt,)))
         out.append(stmt)
     return tuple(out)
 
 
-def _forget(known: Known, changed: set[int]) -> None:
-    for key in [k for k in known if k[0] in changed]:
-        del known[key]
+def _updated(body: Sequence[Stmt]) -> set[str]:
+    """The accumulators that ``body`` updates."""
+    return {v.name for s in statements(body) if isinstance(s, Update) for v in s.vars}
+
+
+def _forget(known: Known, changed: set[int], updated: set[str]) -> None:
+    """Drops what is known of the buffers ``changed``, and the values that are one of the accumulators ``updated``."""
+    for key, value in list(known.items()):
+        if key[0] in changed or (isinstance(value, Var) and value.name in updated):
+            del known[key]
 
 
 def _known_value(part: Expr, known: Known) -> Expr:
@@ -121,34 +128,37 @@ def _known_value(part: Expr, known: Known) -> Expr:
 
 
 def _prune_step(step: Launch, alive: set[int]) -> Launch:
-    body = prune_body(step.kernel.body, alive)
+    body = prune_body(step.kernel.body, alive, {p.name for p in step.kernel.params})
     if len(body) == len(step.kernel.body) and all(a is b for a, b in zip(body, step.kernel.body, strict=True)):
         return step
     params = buffers(body)
     return Launch(make_kernel(step.kernel.name, body, params), tuple(params), step.origin)
 
 
-def prune_body(body: Sequence[Stmt], alive: set[int]) -> tuple[Stmt, ...]:
-    """``body`` without stores to global buffers whose ``id`` is not in ``alive``, and without what then serves nothing."""
+def prune_body(body: Sequence[Stmt], alive: set[int], taken: set[str]) -> tuple[Stmt, ...]:
+    """``body`` without stores to global buffers whose ``id`` is not in ``alive``, and without what then serves nothing.
+
+    ``taken``: names in use, beside those bound in ``body``.
+    """
+    taken = taken | names(body)
 
     def without_store(stmt: Stmt) -> tuple[Stmt, ...]:
         if not isinstance(stmt, Store) or stmt.buffer.space != "global" or id(stmt.buffer) in alive:
             return (stmt,)
-        if any(_has_check(e) for e in exprs(stmt)):
-            return (Let(Var(f"checked_{stmt.buffer.name}", stmt.value.dtype), stmt.value),)
-        return ()
+        return _checks(stmt, taken)
 
     new = map_statements(body, without_store)
-    while True:
+    needed = _needed_names(new)
+    while any(_is_unused(s, needed) for s in statements(new)):
+        new = map_statements(new, lambda s: _checks(s, taken) if _is_unused(s, needed) else (s,))  # noqa: B023
         needed = _needed_names(new)
-        smaller = map_statements(new, lambda s: () if _is_unused(s, needed) else (s,))  # noqa: B023
-        if len(statements(smaller)) == len(statements(new)):
-            return new
-        new = smaller
+    return new
 
 
-def _has_check(expr: Expr) -> bool:
-    return any(isinstance(p, Op) and p.name in CHECKS for p in parts(expr))
+def _checks(stmt: Stmt, taken: set[str]) -> tuple[Stmt, ...]:
+    """What stays of a statement that serves nothing: its checks."""
+    wanted = f"checked_{stmt.buffer.name}" if isinstance(stmt, Store) else "checked"
+    return tuple([Let(Var(fresh(wanted, taken), e.dtype), e) for e in exprs(stmt) if has_check(e)])
 
 
 def _needed_names(body: Sequence[Stmt]) -> set[str]:
@@ -164,7 +174,7 @@ def _needed_names(body: Sequence[Stmt]) -> set[str]:
 def _is_unused(stmt: Stmt, needed: set[str]) -> bool:
     """Whether nothing reads what ``stmt`` makes, or nothing is left in its body."""
     if isinstance(stmt, Let):
-        return stmt.var.name not in needed and not _has_check(stmt.value)
+        return stmt.var.name not in needed and not has_check(stmt.value)
     if isinstance(stmt, Acc | Update):
         return not any(v.name in needed for v in stmt.vars)
     if isinstance(stmt, Alloc | Store):

@@ -5,7 +5,8 @@ Before:  for i in 8 { t[i] = x[i] * 2 }            after:   for i in 8 { y[i] = 
 
 A map is inlined when it ends up in a single kernel and is evaluated there about once an element, or when evaluating it
 costs no more than loading it.  What is returned, read by an extern call, or would be computed many times over stays;
-``fuse`` then brings producer and consumer under one loop.
+``fuse`` then brings producer and consumer under one loop.  A map that holds checks is inlined only where every element of it
+is still evaluated: eager would raise for the elements that nobody reads, too.
 
 Precondition: a kernel's params are the module's own buffers (no kernel is shared).  Not done here: reductions, loops.
 Linear: decisions are made once from the last step to the first, then each kernel that stays is rewritten once.
@@ -13,7 +14,7 @@ Linear: decisions are made once from the last step to the first, then each kerne
 
 from collections.abc import Sequence
 
-from lowc.ir.index import Index
+from lowc.ir.index import ONE, ZERO, Axis, Index, constant, lower_bound, split
 from lowc.ir.nodes import (
     Buffer,
     Const,
@@ -33,6 +34,7 @@ from lowc.ir.walk import (
     Substitution,
     buffers,
     exprs,
+    has_check,
     loads,
     make_kernel,
     map_exprs,
@@ -102,6 +104,7 @@ def _choose(module: Module, blocked: set[int]) -> dict[int, tuple[MapNest, Launc
     roots: list[frozenset[int]] = [frozenset({n}) for n in range(len(module.steps))]
     depths: dict[int, int] = {}
     repeats: dict[int, float] = {}
+    partial: set[int] = set()  # chosen maps of which nothing evaluates every element, by step number
     for number in range(len(module.steps) - 1, -1, -1):
         step = module.steps[number]
         if not isinstance(step, Launch) or (nest := as_map(step.kernel)) is None:
@@ -115,6 +118,9 @@ def _choose(module: Module, blocked: set[int]) -> dict[int, tuple[MapNest, Launc
         own_roots = frozenset[int]().union(*(roots[c] for c in consumers))
         if not _order_kept(step, number, own_roots, used.writers):
             continue
+        whole = any(c not in partial and _evaluates_all(module.steps[c], nest.out) for c in consumers)
+        if not whole and any(has_check(e) for e in (nest.value, *(let.value for let in nest.lets))):
+            continue
         repeat = sum(_repeat(module.steps[c], nest) * repeats.get(c, 1.0) for c in consumers)
         cost = weight(nest.value) + sum(weight(let.value) for let in nest.lets)
         deep = 1 + max(depths.get(c, 0) for c in consumers)
@@ -123,6 +129,8 @@ def _choose(module: Module, blocked: set[int]) -> dict[int, tuple[MapNest, Launc
             roots[number] = own_roots
             repeats[number] = repeat
             depths[number] = deep
+            if not whole:
+                partial.add(number)
     return chosen
 
 
@@ -175,6 +183,47 @@ def _evaluations(body: Sequence[Stmt], buffer: Buffer, times: int) -> int:
         }
         total += times * len(distinct)
     return total
+
+
+def _evaluates_all(step: Launch | Extern, buffer: Buffer) -> bool:
+    """Whether ``step`` surely loads every element of ``buffer``, under no mask or condition."""
+    assert isinstance(step, Launch)
+    return _loads_all(step.kernel.body, buffer, ())
+
+
+def _loads_all(body: Sequence[Stmt], buffer: Buffer, around: tuple[Axis, ...]) -> bool:
+    for stmt in body:
+        if isinstance(stmt, For):
+            if _loads_all(stmt.body, buffer, (*around, stmt.axis)):
+                return True
+        elif not isinstance(stmt, If) and getattr(stmt, "mask", None) is None:
+            for expr in exprs(stmt):
+                for part in parts(expr):
+                    if isinstance(part, Load) and part.buffer is buffer and part.mask is None and _covers(part, around):
+                        return True
+    return False
+
+
+def _covers(load: Load, around: Sequence[Axis]) -> bool:
+    """Whether ``load`` meets every element of its buffer as the loops ``around`` it run: if the row-major number of the element
+    is a number of mixed radix, with some of the axes as its digits, and the other loops run at least once."""
+    number, radix = ZERO, ONE
+    for position, size in zip(reversed(load.index), reversed(load.buffer.shape), strict=True):
+        number, radix = number + position * radix, radix * size
+    steps: list[tuple[Index, Axis]] = []
+    for axis in around:
+        step, number = split(number, axis)
+        if constant(axis.extent) == 1:
+            continue
+        if step.terms:
+            steps.append((step, axis))
+        elif (lower_bound(axis.extent) or 0) < 1:
+            return False
+    reached = ONE
+    while (digit := next((d for d in steps if d[0] == reached), None)) is not None:
+        steps.remove(digit)
+        reached = reached * digit[1].extent
+    return not steps and not number.terms and reached == radix
 
 
 # ---------------------------------------------------------------- how

@@ -1,6 +1,7 @@
 """``legalise``: BUFFERED → MACHINE.  Only ops and dtypes of arithmetic that the target has.
 
-* Maths ops on f32 become primitive ops (``maths.py``); on f64 they stay, the backend calls the C library.
+* Maths ops on f32, and those on f64 that ``maths.DOUBLE`` and ``DOUBLE_WITH_BRANCHES`` list, become primitive ops (``maths.py``);
+  the others on f64 stay, the backend calls the C library.
 * f16 and bf16: args are widened to f32, the op computes there, its result is rounded by a cast: ``out[i] =
   a[i] + b[i]`` of bf16 becomes ``out[i] = bf16(f32(a[i]) + f32(b[i]))``.  Every op rounds, so
   ``f32(bf16(x))`` stays, except where x is a bf16 value anyway (of a max, say).  Loads, stores, selects and

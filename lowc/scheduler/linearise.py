@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from lowc.ir.index import ONE, Atom, Axis, FloorDiv, Index, Mod, atoms, constant, ix, substitute
 from lowc.ir.nodes import Alloc, Buffer, For, If, Kernel, Module, Stmt
-from lowc.ir.walk import Substitution, indices, make_kernel, map_statements
+from lowc.ir.walk import Substitution, indices, make_kernel, map_statements, storage_size
 from lowc.options import Options
 from lowc.scheduler.nest import map_kernels
 from lowc.target import Target
@@ -46,16 +46,6 @@ def address(buffer: Buffer, index: Sequence[Index]) -> Index:
     for position, stride in zip(index, buffer.strides, strict=True):
         total = total + position * stride
     return total
-
-
-def storage_size(buffer: Buffer) -> Index:
-    """Elements from the first to one past the last that ``buffer`` can touch; 0 if a dimension is surely 0."""
-    last = ix(1)
-    for size, stride in zip(buffer.shape, buffer.strides, strict=True):
-        if constant(size) == 0:
-            return ix(0)
-        last = last + (size - 1) * stride
-    return last
 
 
 # ---------------------------------------------------------------- collapsing

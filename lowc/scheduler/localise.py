@@ -11,7 +11,7 @@ thread then reuses one row in cache instead of streaming the whole tensor throug
 
 from collections.abc import Sequence
 
-from lowc.ir.index import Axis, Index, constant
+from lowc.ir.index import Axis, Index, constant, contiguous_strides
 from lowc.ir.nodes import Alloc, Buffer, For, If, Launch, Module, Stmt
 from lowc.ir.walk import Substitution, buffers, make_kernel
 from lowc.options import Options
@@ -73,12 +73,7 @@ def _place(
     # each size must be known: an unknown one times 0 counts as 0, but cannot be allocated
     if not fixed or count is None or any(constant(n) is None for n in shape) or count * buffer.dtype.bytes > room:
         return None
-    strides: list[Index] = []
-    total = numel(())
-    for size in reversed(shape):
-        strides.append(total)
-        total = total * size
-    local = Buffer(buffer.name, buffer.dtype, shape, tuple(reversed(strides)), "local")
+    local = Buffer(buffer.name, buffer.dtype, shape, contiguous_strides(shape), "local")
 
     def access(b: Buffer, index: tuple[Index, ...]) -> tuple[Buffer, tuple[Index, ...]]:
         return (local, tuple([index[d] for d in kept])) if b is buffer else (b, index)

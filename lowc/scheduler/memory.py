@@ -21,10 +21,9 @@ from lowc.ir.nodes import Buffer, Extern, Kernel, Launch, Module
 from lowc.ir.ops import REDUCERS
 from lowc.ir.printer import print_kernel
 from lowc.ir.types import DTYPES
-from lowc.ir.walk import names
+from lowc.ir.walk import names, storage_size
 from lowc.options import Options
-from lowc.scheduler.linearise import storage_size
-from lowc.scheduler.nest import output_buffers, returned, step_reads, step_writes
+from lowc.scheduler.nest import output_buffers, prune, returned, step_reads, step_writes
 from lowc.target import Target
 
 TOKEN = re.compile(r"[A-Za-z_][\w.]*|[^A-Za-z_]+")
@@ -37,21 +36,12 @@ CANDIDATES = 16  # sizes of the workspace that are tried
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with ``placed`` and ``workspace`` filled in and one Kernel object for launches of equal text."""
-    module = _touched_only(module)
+    module = prune(module, module.steps)
     placed, workspace = _plan(module)
     steps = _share_kernels(module)
     return Module(
         "BUFFERED", module.symbols, module.inputs, module.temps, module.outputs, steps, placed, workspace
     )
-
-
-def _touched_only(module: Module) -> Module:
-    """``module`` without temps that no step touches and the call does not return."""
-    alive = returned(module)
-    for step in module.steps:
-        alive.update(id(b) for b in (*_reads(step), *_writes(step)))
-    temps = tuple([t for t in module.temps if id(t) in alive])
-    return Module(module.level, module.symbols, module.inputs, temps, module.outputs, module.steps)
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ needs nothing of a's loop but what the same iteration has done, from the outermo
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lowc.ir.index import Axis, Index, constant, ix
-from lowc.ir.nodes import Acc, Alloc, For, If, Let, Load, Stmt, Store, Update, Var
+from lowc.ir.index import Axis, Index, Opaque, atoms, constant, ix
+from lowc.ir.nodes import Acc, Alloc, For, FromIndex, If, Let, Load, Stmt, Store, Update, Var
 from lowc.ir.walk import Substitution, exprs, parts
 from lowc.scheduler.nest import plain_axis
 
@@ -55,6 +55,8 @@ def together(a: Effects, b: Effects) -> Effects:
 def _collect(stmts: Sequence[Stmt], found: Effects) -> None:
     for stmt in stmts:
         if isinstance(stmt, For | If):
+            if isinstance(stmt, For):
+                _need(found, (stmt.axis.extent,))
             _collect(stmt.body, found)
         elif isinstance(stmt, Let):
             found.defines.add(stmt.var.name)
@@ -62,11 +64,13 @@ def _collect(stmts: Sequence[Stmt], found: Effects) -> None:
             found.defines.update(v.name for v in stmt.vars)
         elif isinstance(stmt, Alloc):
             found.writes.setdefault(id(stmt.buffer), [])
+            _need(found, stmt.buffer.shape)
         elif isinstance(stmt, Update):
             found.updates.update(v.name for v in stmt.vars)
             found.needs.update(v.name for v in stmt.vars)
         elif isinstance(stmt, Store):
             found.writes.setdefault(id(stmt.buffer), []).append(stmt.index)
+            _need(found, stmt.index)
             if stmt.reducer:
                 found.reads.setdefault(id(stmt.buffer), []).append(stmt.index)
         for expr in exprs(stmt):
@@ -75,6 +79,13 @@ def _collect(stmts: Sequence[Stmt], found: Effects) -> None:
                     found.needs.add(part.name)
                 elif isinstance(part, Load):
                     found.reads.setdefault(id(part.buffer), []).append(part.index)
+                    _need(found, part.index)
+                elif isinstance(part, FromIndex):
+                    _need(found, (part.index,))
+
+
+def _need(found: Effects, indices: Sequence[Index]) -> None:
+    found.needs.update(a.name for index in indices for a in atoms(index) if isinstance(a, Opaque))
 
 
 def depends(later: Effects, earlier: Effects) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from lowc.ir.index import Axis, Index, Symbol, constant, evaluate, ix
+from lowc.ir.index import Axis, Index, Opaque, Symbol, constant, evaluate, ix
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import (
     Buffer,
@@ -109,7 +109,7 @@ def estimate(index: Index) -> int:
                 env[atom.name] = max(atom.lo, HINT if atom.hi is None else min(atom.hi, HINT))
             elif isinstance(atom, Axis) and atom.name not in env:
                 env[atom.name] = estimate(atom.extent) // 2
-            elif atom.__class__.__name__ == "Opaque":
+            elif isinstance(atom, Opaque):
                 env[repr(atom)] = 0
     return int(evaluate(index, env))
 
@@ -214,7 +214,8 @@ def prune(module: Module, steps: Sequence[Launch | Extern]) -> Module:
 def map_kernels(module: Module, each: Callable[[Kernel], Kernel], level: str = "") -> Module:
     """``module`` with ``each`` applied to its kernels, once to one that several launches share; ``level`` if that changes.
 
-    ``each`` keeps the params, in number and order, since the launches keep their arguments.
+    ``each`` keeps the params, in number and order, since the launches keep their arguments.  An error of it gets the ``origin``
+    of the kernel's launches, if it has none.
     """
     done: dict[int, Kernel] = {}
     steps: list[Step] = []
@@ -222,7 +223,13 @@ def map_kernels(module: Module, each: Callable[[Kernel], Kernel], level: str = "
         if isinstance(step, Launch):
             kernel = done.get(id(step.kernel))
             if kernel is None:
-                kernel = done[id(step.kernel)] = each(step.kernel)
+                try:
+                    kernel = done[id(step.kernel)] = each(step.kernel)
+                except Exception as error:
+                    if not getattr(error, "origin", ()):
+                        shared = [s for s in module.steps if isinstance(s, Launch) and s.kernel is step.kernel]
+                        error.origin = tuple(dict.fromkeys(o for s in shared for o in s.origin))  # type: ignore[attr-defined]
+                    raise
             if kernel is not step.kernel:
                 step = Launch(kernel, step.args, step.origin)
         steps.append(step)

@@ -104,14 +104,20 @@ def run(module: Module, target: Target, options: Options, trace: Trace | None = 
     Raises OptionError if ``options.off`` names no pass that can be switched off; with ``options.check`` verifies after each pass
     (VerifyError names it).
     """
-    off = {name for name in options.off.split(",") if name}
-    optional = [p.name for p in PASSES if not p.required]
-    if unknown := off - set(optional):
-        raise OptionError(f"cannot switch off {', '.join(sorted(unknown))}", hint="passes are " + ", ".join(optional))
+    off = switched_off(options)
     for each in PASSES:
         if each.name not in off and each.only in ("", target.kind):
             module = apply(each, module, target, options, trace)
     return module
+
+
+def switched_off(options: Options) -> set[str]:
+    """The passes that ``options.off`` names.  Raises OptionError if one is no pass, or is required."""
+    off = {name for name in options.off.split(",") if name}
+    optional = [p.name for p in PASSES if not p.required]
+    if unknown := off - set(optional):
+        raise OptionError(f"cannot switch off {', '.join(sorted(unknown))}", hint="passes are " + ", ".join(optional))
+    return off
 
 
 def apply(each: Pass, module: Module, target: Target, options: Options, trace: Trace | None = None) -> Module:

@@ -4,8 +4,8 @@ Before:  for j in 16384 { p[i, j] = x[i, j] - m - s }        after:   loss = -(x
          loss = -p[i, t]
 
 For temps that only this kernel touches, stored once, in a loop whose outer loops also hold all the loads.  What the value
-is made of must still be there and unchanged: lets and accumulators from outside that loop, and buffers that the kernel does
-not write (or writes before).  The store then serves nothing; ``forward.prune_body`` removes it.
+is made of must still be there and unchanged: lets from outside that loop, accumulators that nothing updates from it on, and
+buffers that the kernel does not write.  The store then serves nothing; ``forward.prune_body`` removes it.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ def _recompute(step: Launch, own: Sequence[Buffer]) -> Launch:
         return step
     alive = {id(b) for b in step.kernel.params if not any(b is o for o in own)}
     alive |= {id(load.buffer) for load in loads(body)}
-    body = prune_body(body, alive)
+    body = prune_body(body, alive, {p.name for p in step.kernel.params})
     params = [b for b in buffers(body) if b.space == "global"]
     return Launch(make_kernel(step.kernel.name, body, params), tuple(params), step.origin)
 
@@ -112,15 +112,15 @@ def _definition(body: Sequence[Stmt], buffer: Buffer) -> _Definition | None:
             if isinstance(stmt, Let):
                 lets.append(stmt)
     written = {id(s.buffer) for s in stores(body)}
-    value, needed = _closed(store.value, lets)
-    outside = _defined_outside(body, path[level:])
-    for expr in (value, *(let.value for let in needed)):
+    needed = _needed(store.value, lets)
+    changed = _changed(block, path[level])
+    for expr in (store.value, *(let.value for let in needed)):
         if any(isinstance(p, Load) and id(p.buffer) in written for p in parts(expr)):
             return None
         for atom in free_atoms(expr):
-            if isinstance(atom, Opaque) and atom.name in outside:
+            if isinstance(atom, Opaque) and atom.name in changed:
                 return None
-    return _Definition(buffer, store.index, tuple(needed), value, inner)
+    return _Definition(buffer, store.index, tuple(needed), store.value, inner)
 
 
 def _path(body: Sequence[Stmt], wanted: Store) -> list[For] | None:
@@ -137,24 +137,22 @@ def _holds_all(loop: For, block: Sequence[Stmt], buffer: Buffer) -> bool:
     return not any(load.buffer is buffer for s in block if s is not loop for load in loads((s,)))
 
 
-def _closed(value: Expr, lets: Sequence[Let]) -> tuple[Expr, list[Let]]:
-    """``value`` and those of ``lets`` that it needs, in order."""
+def _needed(value: Expr, lets: Sequence[Let]) -> list[Let]:
+    """Those of ``lets`` that ``value`` needs, in order."""
     needed: list[Let] = []
     wanted = {a.name for a in free_atoms(value) if isinstance(a, Opaque)}
     for let in reversed(lets):
         if let.var.name in wanted:
             needed.append(let)
             wanted |= {a.name for a in free_atoms(let.value) if isinstance(a, Opaque)}
-    return value, needed[::-1]
+    return needed[::-1]
 
 
-def _defined_outside(body: Sequence[Stmt], inner: Sequence[For]) -> set[str]:
-    """Accumulators that the loops ``inner`` update: their value there is not their value later."""
-    found: set[str] = set()
-    for stmt in statements(inner[:1]):
-        if isinstance(stmt, Update | Acc):
-            found.update(v.name for v in stmt.vars)
-    return found
+def _changed(block: Sequence[Stmt], loop: For) -> set[str]:
+    """Accumulators whose value while ``loop`` of ``block`` runs may not be their value later: set in it, updated from it on."""
+    place = next(n for n, stmt in enumerate(block) if stmt is loop)
+    found = {v.name for s in statements((loop,)) if isinstance(s, Acc) for v in s.vars}
+    return found | {v.name for s in statements(block[place:]) if isinstance(s, Update) for v in s.vars}
 
 
 def _pays(found: _Definition, body: Sequence[Stmt]) -> bool:

@@ -8,7 +8,7 @@ one branch serves an access of 16 bytes.
 """
 
 from lowc.ir.index import Axis, Index, constant, ix, split, substitute
-from lowc.ir.nodes import Expr, For, FromIndex, Kernel, Module, Op, Stmt
+from lowc.ir.nodes import Const, Expr, For, FromIndex, Kernel, Module, Op, Stmt
 from lowc.ir.walk import make_kernel, map_exprs, map_statements, rewrite
 from lowc.options import Options
 from lowc.scheduler.nest import map_kernels
@@ -37,9 +37,10 @@ def _in_loop(loop: For) -> Stmt:
         if not isinstance(expr, Op) or expr.name not in COMPARISONS:
             return expr
         a, b = expr.args
-        if not isinstance(a, FromIndex) or not isinstance(b, FromIndex):
+        if not isinstance(a, FromIndex) or not isinstance(b, FromIndex | Const):
             return expr
-        if not _steps(a.index - b.index, loop.axis, width):
+        limit = b.index if isinstance(b, FromIndex) else ix(int(b.value))
+        if not _steps(a.index - limit, loop.axis, width):
             return expr
         first = FromIndex(substitute(a.index, {loop.axis: ix(0)}), a.dtype)
         return Op(expr.name, (first, b), expr.dtype)

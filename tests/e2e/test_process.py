@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from lowc.runtime import openmp
 
@@ -93,6 +94,51 @@ def test_integer_division_by_zero_is_eagers_error(compiler: Any) -> None:
     assert compiled(x, y).tolist() == [3, -4]
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         compiled(x, torch.tensor([1, 0]))
+
+
+PARTLY_READ: dict[str, Callable[..., torch.Tensor]] = {
+    "index": lambda w, i, a, b: w[i][:4] + 1,
+    "embedding": lambda w, i, a, b: F.embedding(i, w)[:4] * 2,
+    "gather": lambda w, i, a, b: w.gather(0, i[:, None])[:4].sin(),
+    "floordiv": lambda w, i, a, b: (a // b)[:4] + 1,
+    "crop": lambda w, i, a, b: F.pad(w[i], (-1, -1, -2, -20)) * 2,
+    "through_a_map": lambda w, i, a, b: (w[i] + 1)[:4].exp(),
+    "picked": lambda w, i, a, b: w[i][3, 2] + w.sum(),
+    "sum_of_some_columns": lambda w, i, a, b: w[i][:, 1:].sum(1),
+    "broadcast": lambda w, i, a, b: w[i][:, :1] * w[:1],
+}
+WHOLLY_READ: dict[str, Callable[..., torch.Tensor]] = {
+    "embedding": lambda w, i, a, b: F.embedding(i, w) * 2,
+    "flat": lambda w, i, a, b: F.embedding(i.view(4, 6), w).view(-1) * 2,
+    "transposed": lambda w, i, a, b: (w[i].t() + 1).relu(),
+    "summed": lambda w, i, a, b: w[i].sum(0),
+    "broadcast": lambda w, i, a, b: w[i][:, None] * w[:2],
+}
+
+
+def checked_arguments() -> tuple[torch.Tensor, ...]:
+    return torch.randn(10, 5), torch.arange(24) % 10, torch.arange(24), torch.ones(24, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("fn", [*PARTLY_READ.values(), *WHOLLY_READ.values()], ids=[*PARTLY_READ, *WHOLLY_READ])
+def test_a_check_of_what_nobody_reads_fails_nevertheless(compiler: Any, fn: Any, dynamic: bool) -> None:
+    """Row 20 is wrong, and most of the functions read a few others only."""
+    compiled = compiler.compile(fn, dynamic=dynamic)
+    w, i, a, b = checked_arguments()
+    torch.testing.assert_close(compiled(w, i, a, b), fn(w, i, a, b))
+    i[20], b[20] = 99, 0
+    for run in (fn, compiled):
+        with pytest.raises((IndexError, RuntimeError), match="out of range|out of bounds|ZeroDivisionError"):
+            run(w, i, a, b)
+
+
+@pytest.mark.parametrize("name", WHOLLY_READ)
+def test_a_checked_map_that_is_read_wholly_is_inlined(compiler: Any, name: str) -> None:
+    compiler.compile(WHOLLY_READ[name], dynamic=False)(*checked_arguments())
+    if compiler.programs[0].artifact.module.level == "MACHINE":
+        assert len(compiler.programs[0].artifact.module.steps) == 1
+        assert not compiler.programs[0].artifact.module.temps[1:]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -8,15 +8,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import count
 
-import llvmlite
 import llvmlite.binding as llvm
 
 from lowc.errors import CodegenError
-
-
-def version() -> str:
-    """llvmlite's and LLVM's versions, for cache keys."""
-    return f"llvmlite {llvmlite.__version__} llvm {'.'.join(map(str, llvm.llvm_version_info))}"
 
 
 def _machine(triple: str, cpu: str, features: str, opt: int) -> llvm.TargetMachine:

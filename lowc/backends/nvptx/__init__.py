@@ -6,14 +6,13 @@ Module @MACHINE ── plan (threads) ── emit (LLVM IR text of one thread) �
 from collections.abc import Callable
 
 from lowc.artifact import Artifact
-from lowc.backends.llvm import toolchain
 from lowc.backends.nvptx import module as _module
 from lowc.backends.nvptx.detect import default, target
 from lowc.ir.nodes import Module
 from lowc.options import Options
 from lowc.target import Target
 
-__all__ = ["compile_module", "default", "stages", "target", "toolchain_key"]
+__all__ = ["compile_module", "default", "stages", "target"]
 
 
 def compile_module(module: Module, target: Target, options: Options) -> Artifact:
@@ -27,8 +26,3 @@ def stages(target: Target, options: Options) -> dict[str, Callable[[Module], str
         ".ll": lambda module: _module.emit_module(module, target)[0],
         ".ptx": lambda module: _module.ptx(module, target),
     }
-
-
-def toolchain_key() -> str:
-    """What generated code depends on besides module and target."""
-    return toolchain.version()

@@ -37,8 +37,3 @@ def load(artifact: Artifact, imports: Mapping[str, int]) -> toolchain.Library:
     """The artifact's code in this process; ``imports`` are the addresses of the OpenMP functions."""
     names = tuple(step.symbol for step in artifact.program if isinstance(step, Native))
     return toolchain.Library(artifact.code, names, {**toolchain.libm(_module.LIBM_NAMES), **imports})
-
-
-def toolchain_key() -> str:
-    """What generated code depends on besides module and target."""
-    return toolchain.version()

@@ -9,9 +9,8 @@ from lowc.backends.x86.emit import emit_kernel
 from lowc.backends.x86.operations import LIBM
 from lowc.backends.x86.region import Region, quoted, scalar_index
 from lowc.errors import CodegenError
-from lowc.ir.nodes import Buffer, Extern, Launch, Module, Op
-from lowc.ir.ops import CHECKS
-from lowc.ir.walk import exprs, parts, statements
+from lowc.ir.nodes import Buffer, Extern, Launch, Module
+from lowc.ir.walk import exprs, has_check, statements
 from lowc.target import Target
 
 ERRORS = 16  # error codes of a step; the step number is above them
@@ -89,12 +88,7 @@ def _run(text: ModuleText, module: Module, launches: tuple[int, ...]) -> Native:
 
 
 def _checks(launch: Launch) -> bool:
-    return any(
-        isinstance(p, Op) and p.name in CHECKS
-        for s in statements(launch.kernel.body)
-        for e in exprs(s)
-        for p in parts(e)
-    )
+    return any(has_check(e) for s in statements(launch.kernel.body) for e in exprs(s))
 
 
 def compile_module(module: Module, target: Target, threads: bool) -> Artifact:
