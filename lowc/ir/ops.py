@@ -197,6 +197,7 @@ OPS: dict[str, OpRow] = {
 
 MATHS = frozenset(name for name, row in OPS.items() if row.ulp)
 CHECKS = frozenset({"check_index", "check_nonzero"})
+APPROXIMATE = frozenset({"ex2", "rcp"})  # instructions that only targets with the ability "ex2" have
 
 
 @dataclass(frozen=True, slots=True)

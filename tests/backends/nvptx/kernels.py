@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lowc.ir.ops import MATHS, OPS
+from lowc.ir.ops import APPROXIMATE, MATHS, OPS
 from lowc.ir.types import DTYPES, DType
 
 COUNT = 510
@@ -485,7 +485,7 @@ def _ops(dtype: DType) -> Case:
     """Every op of the table that is no matter of its own, on lanes and one by one, in one kernel."""
     lines, outputs = [], {}
     for name, row in OPS.items():
-        alone = name in MATHS or name in (
+        alone = name in MATHS | APPROXIMATE or name in (
             "cast",
             "bitcast",
             "check_index",

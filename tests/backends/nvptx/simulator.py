@@ -60,7 +60,14 @@ def _translated(text: str, shared: int) -> str:
         text = text.replace(f"llvm.nvvm.read.ptx.sreg.{name}", "sim_" + name.replace(".", "_"))
     for kind in ("i32", "f32"):
         text = text.replace(f"llvm.nvvm.shfl.sync.bfly.{kind}", f"sim_shuffle_{kind}")
+    for name, short in (("ex2.approx.f", "ex2"), ("rcp.approx.ftz.f", "rcp")):
+        text = text.replace(f"llvm.nvvm.{name}", f"sim_{short}")
     return text.replace("llvm.nvvm.barrier.cta.sync.aligned.all", "sim_barrier")
+
+
+def _f32(function: Any, x: float) -> float:
+    with np.errstate(all="ignore"):
+        return float(function(np.float32(x)))
 
 
 class Simulator:
@@ -80,6 +87,8 @@ class Simulator:
             "sim_ctaid_x": ctypes.CFUNCTYPE(int_)(lambda: self.block.number),
             "sim_shuffle_i32": ctypes.CFUNCTYPE(int_, int_, int_, int_, int_)(shuffle),
             "sim_shuffle_f32": ctypes.CFUNCTYPE(float_, int_, float_, int_, int_)(shuffle),
+            "sim_ex2": ctypes.CFUNCTYPE(float_, float_)(lambda x: _f32(np.exp2, x)),
+            "sim_rcp": ctypes.CFUNCTYPE(float_, float_)(lambda x: _f32(np.reciprocal, x)),
             "sim_barrier": ctypes.CFUNCTYPE(None, int_)(self.block.barrier),
         }
         self.kept = functions
