@@ -62,7 +62,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1]))
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
@@ -288,8 +288,8 @@ class Llama(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.token(ids)
-        frequencies = 10000.0 ** (-torch.arange(0, 12, 2, dtype=x.dtype) / 12)
-        angles = torch.arange(ids.shape[1], dtype=x.dtype)[:, None] * frequencies
+        frequencies = 10000.0 ** (-torch.arange(0, 12, 2, dtype=x.dtype, device=x.device) / 12)
+        angles = torch.arange(ids.shape[1], dtype=x.dtype, device=x.device)[:, None] * frequencies
         angles = torch.cat([angles, angles], -1)
         for block in self.blocks:
             x = block(x, angles.cos(), angles.sin())
