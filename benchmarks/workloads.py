@@ -209,7 +209,7 @@ class _GPT(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1]))
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
         b, t, c = x.shape
         for n, (qkv, out, up, down) in enumerate(zip(self.qkv, self.out, self.up, self.down)):
             q, k, v = (
