@@ -91,7 +91,7 @@ def compile_fx_graph(
     except LowcError as error:
         if strict or isinstance(error, OptionError):
             raise
-        log.warning("a %s graph is run by torch, not lowc: %s", name, error)
+        log.warning("%s %s graph is run by torch, not lowc: %s", "an" if name[0] in "aeiou" else "a", name, error)
         counters["lowc"]["graphs_unsupported"] += 1
         counters["lowc"][f"unsupported: {error.message}"] += 1
         return _run_by_torch(gm)

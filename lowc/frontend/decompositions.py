@@ -29,6 +29,20 @@ def channel_shuffle(self: Tensor, groups: int) -> Tensor:
     return mixed.contiguous(memory_format=suggest_memory_format(self))
 
 
+def conj(self: Tensor | complex) -> Tensor:
+    """Not lazily.  A gradient formula conjugates Python numbers too; what it multiplies then is complex already, so the 0-d
+    tensor of the widest dtype takes part without changing any dtype."""
+    if not isinstance(self, Tensor):
+        return torch.scalar_tensor(complex(self).conjugate(), dtype=torch.complex128)
+    return torch.conj_physical(self)
+
+
+def neg_view(self: Tensor | complex) -> Tensor:
+    if not isinstance(self, Tensor):
+        return torch.scalar_tensor(-self, dtype=torch.complex128 if isinstance(self, complex) else torch.float64)
+    return torch.neg(self)
+
+
 OWN: dict[str, Callable[..., Any]] = {
     "_softmax_backward_data.default": norm.softmax_backward,
     "_log_softmax_backward_data.default": norm.log_softmax_backward,
@@ -50,8 +64,8 @@ OWN: dict[str, Callable[..., Any]] = {
     "huber_loss_backward.default": loss.huber_loss_backward,
     "native_dropout.default": loss.native_dropout,
     "channel_shuffle.default": channel_shuffle,
-    "_conj.default": torch.conj_physical,
-    "_neg_view.default": torch.neg,
+    "_conj.default": conj,
+    "_neg_view.default": neg_view,
 }
 
 # Taken apart even where lowering has a kernel: the fake tensor of the whole op has other strides than eager, which everything

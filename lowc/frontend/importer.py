@@ -128,23 +128,62 @@ def _call(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node
         return tuple(floats.arithmetic(node.name, function, _arg(node.args, symbols, env), user_line(node)))
     if getattr(target, "__name__", "") in wrapped.WRAPPERS:
         return (_wrapped(node, symbols, env),)
+    if getattr(target, "__name__", "") == "with_effects":
+        return _with_effects(node, symbols, env)
     if not isinstance(target, torch._ops.OpOverload):
-        raise Unsupported(f"{getattr(target, '__name__', target)} cannot be called by name")
-    args = _arg(node.args, symbols, env)
+        raise Unsupported(_no_op(target))
+    nodes, env[node] = _op_call(node, target, node.args, value, symbols, env)
+    return nodes
+
+
+def _no_op(target: Any) -> str:
+    name = getattr(target, "__name__", str(target))
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return (
+            f"{name} is a higher-order op: it calls functions, which lowc does not compile; torch._dynamo.graph_break() "
+            "before and after it lets lowc compile the code around it"
+        )
+    return f"{name} is no op of torch's; torch.library.custom_op makes a function one"
+
+
+def _op_call(
+    node: fx.Node, op: Any, fx_args: tuple[Any, ...], value: Any, symbols: Mapping[str, Symbol], env: _Env
+) -> tuple[tuple[Node, ...], Any]:
+    """(the nodes for the call of ``op`` that ``node`` is, its results): ``value`` has the results' types."""
+    args = _arg(fx_args, symbols, env)
     kwargs = tuple((key, _arg(arg, symbols, env)) for key, arg in node.kwargs.items())
-    _check_functional(node, args)
+    _check_functional(op, fx_args)
     several = isinstance(value, tuple | list)
     metas = tuple(_meta(v, symbols) for v in (value if several else () if value is None else (value,)))
+    results: Any = Ref(node.name)
     if isinstance(value, torch.SymInt | int):
-        env[node] = index_of(value, symbols)
-    else:
-        env[node] = tuple(Ref(node.name, n) for n in range(len(metas))) if several else Ref(node.name)
-    made = Node(node.name, str(target), args, kwargs, metas, user_line(node))
+        results = index_of(value, symbols)
+    elif several:
+        results = tuple(Ref(node.name, n) for n in range(len(metas)))
+    made = Node(node.name, str(op), args, kwargs, metas, user_line(node))
     if not floats.uses_float((args, tuple(v for _, v in kwargs))):
-        return (made,)
+        return (made,), results
     values = {n.name: n.meta.get("val") for n in node.all_input_nodes}
     taken = {name: _tensor_meta(v, symbols) for name, v in values.items() if isinstance(v, torch.Tensor)}
-    return tuple(floats.with_tensors(made, taken))
+    return tuple(floats.with_tensors(made, taken)), results
+
+
+def _with_effects(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node, ...]:
+    """``with_effects(token, op, *args) → (token, *results)`` as the call of ``op``.
+
+    Tokens only tie effects to their order, which is that of the graph: calls that lowc leaves to torch keep it.  The token that
+    comes out is the one that went in.
+    """
+    token, op, *args = node.args
+    if not isinstance(op, torch._ops.OpOverload):
+        raise Unsupported(_no_op(op))
+    values = node.meta["val"][1:]
+    count = len(op._schema.returns)
+    value = None if count == 0 else values[0] if count == 1 else values
+    nodes, results = _op_call(node, op, tuple(args), value, symbols, env)
+    each = results if count > 1 else (None if count == 0 else results,)
+    env[node] = (_arg(token, symbols, env), *each)
+    return nodes
 
 
 def _wrapped(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> Node:
@@ -199,14 +238,13 @@ def _picked(results: Any, number: Any) -> Any:
     return results[number]
 
 
-def _check_functional(node: fx.Node, args: tuple[GraphArg, ...]) -> None:
-    assert isinstance(node.target, torch._ops.OpOverload)
-    if not node.target._schema.is_mutable:
+def _check_functional(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
+    if not op._schema.is_mutable:
         return
-    destination = node.args[0] if node.args else None
-    if str(node.target) == _COPY and isinstance(destination, fx.Node) and destination.op == "placeholder":
+    destination = args[0] if args else None
+    if str(op) == _COPY and isinstance(destination, fx.Node) and destination.op == "placeholder":
         return
-    raise Unsupported(f"{node.target} changes a tensor in place")
+    raise Unsupported(f"{op} changes a tensor in place")
 
 
 # ---------------------------------------------------------------- values

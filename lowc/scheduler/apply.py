@@ -42,7 +42,17 @@ from lowc.ir.nodes import (
     Update,
     Var,
 )
-from lowc.ir.walk import Substitution, exprs, make_kernel, map_exprs, names, parts, rewrite, statements
+from lowc.ir.walk import (
+    Substitution,
+    exprs,
+    make_kernel,
+    map_exprs,
+    names,
+    parts,
+    rewrite,
+    statements,
+    stores,
+)
 from lowc.scheduler.nest import touched
 from lowc.scheduler.rename import fresh
 
@@ -67,10 +77,11 @@ class Reorder:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The reduction over ``axis`` in blocks of ``size``, each with accumulators of its own that are then combined."""
+    """The sums over ``axis`` in blocks of ``sizes[0]`` iterations, ``sizes[1]`` of which make a block of the next level …: each
+    block has accumulators of its own, which are then added to those of the next level.  Sums that the loop reads (scans) stay."""
 
     axis: str
-    size: int
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +98,10 @@ class Partial:
 class Interchange:
     """The reduction inside the loop over ``axis`` moves outside: its accumulators become arrays over ``axis``.
 
-    ``block`` iterations of the reduction share an array that is then added to the total (0: no blocks).  The loops over ``axis``
-    are bound to ``kind``.
+    The loops over ``axis`` are bound to ``kind``.
     """
 
     axis: str
-    block: int
     kind: Kind
 
 
@@ -137,7 +146,7 @@ def _apply(body: tuple[Stmt, ...], step: Primitive) -> tuple[Stmt, ...]:
     if isinstance(step, Reorder):
         return at_loop(body, _outermost(body, step.axes), lambda loop: _reorder(loop, step.axes))
     if isinstance(step, Block):
-        return at_loop(body, step.axis, lambda loop: _block(loop, step.size, names(body)))
+        return at_loop(body, step.axis, lambda loop: _block(loop, step.sizes, names(body)))
     if isinstance(step, Partial):
         return _partial(body, step)
     if isinstance(step, Interchange):
@@ -225,37 +234,82 @@ def outer_updates(loop: For) -> list[Update]:
 
 def reads_running(loop: For, updates: Sequence[Update]) -> bool:
     """Whether the body reads an accumulator that it updates: a scan."""
-    running = {v.name for u in updates for v in u.vars}
+    return bool(_running(loop, updates))
+
+
+def _running(loop: For, updates: Sequence[Update]) -> set[str]:
+    """The accumulators of ``updates`` that the body reads."""
+    mine = {v.name for u in updates for v in u.vars}
+    if not mine:
+        return mine
+    return mine & {p.name for s in statements(loop.body) for e in exprs(s) for p in parts(e) if isinstance(p, Var)}
+
+
+def outer_sums(loop: For) -> list[Update]:
+    """Those of ``outer_updates`` that sum up floats, scans excepted."""
+    updates = [u for u in outer_updates(loop) if u.reducer == "add" and u.vars[0].dtype.kind == "f"]
+    running = _running(loop, updates)
+    return [u for u in updates if u.vars[0].name not in running]
+
+
+def outer_rows(loop: For) -> list[Buffer]:
+    """Arrays of float sums in local memory, declared outside ``loop``, that the loop only adds to, each along an axis inside."""
+    inside = {id(s.buffer) for s in statements(loop.body) if isinstance(s, Alloc)}
+    accesses: dict[int, list[Load | Store]] = {}
+    for access in touched(loop.body):
+        if access.buffer.space == "local" and access.buffer.dtype.kind == "f" and id(access.buffer) not in inside:
+            accesses.setdefault(id(access.buffer), []).append(access)
+    return [
+        group[0].buffer
+        for group in accesses.values()
+        if all(isinstance(a, Store) and a.reducer == "add" for a in group) and _row_loop(loop, group[0].buffer) is not None
+    ]
+
+
+def _row_loop(loop: For, row: Buffer) -> For | None:
+    """The loop inside ``loop`` whose axis is where each store to ``row`` goes."""
+    places = {s.index[0] for s in stores(loop.body) if s.buffer is row}
     for stmt in statements(loop.body):
-        for expr in exprs(stmt):
-            if any(isinstance(p, Var) and p.name in running for p in parts(expr)):
-                return True
-    return False
+        if isinstance(stmt, For) and places == {ix(stmt.axis)}:
+            return stmt
+    return None
 
 
-def _own_accumulators(loop: For, taken: set[str]) -> tuple[list[Update], list[Acc], Substitution]:
-    """The outer updates of ``loop``, accumulators that can stand for theirs, and the renaming from the one to the other."""
-    updates = outer_updates(loop)
-    if not updates:
-        raise ScheduleError(f"the loop over {loop.axis.name} updates no accumulator from outside")
-    if reads_running(loop, updates):
-        raise ScheduleError(f"the loop over {loop.axis.name} is a scan")
+def _own_accumulators(updates: Sequence[Update], taken: set[str]) -> tuple[list[Acc], Substitution]:
+    """Accumulators that can stand for those of ``updates``, and the renaming from the one to the other."""
     accs: list[Acc] = []
     renamed: dict[str, Var] = {}
     for update in updates:
         own = tuple([Var(fresh(f"{v.name}_p", taken), v.dtype) for v in update.vars])
         renamed.update({v.name: p for v, p in zip(update.vars, own, strict=True)})
         accs.append(Acc(own, update.reducer))
-    return updates, accs, Substitution(variables=renamed)
+    return accs, Substitution(variables=renamed)
 
 
-def _block(loop: For, size: int, taken: set[str]) -> tuple[Stmt, ...]:
-    outer, inner, position = split_axes(loop.axis, size, taken)
-    updates, accs, rename = _own_accumulators(loop, taken)
+def _block(loop: For, sizes: tuple[int, ...], taken: set[str]) -> tuple[Stmt, ...]:
+    updates, rows = outer_sums(loop), outer_rows(loop)
+    if not updates and not rows:
+        raise ScheduleError(f"the loop over {loop.axis.name} updates no sum from outside, or is a scan")
+    outer, inner, position = split_axes(loop.axis, sizes[0], taken)
+    accs, rename = _own_accumulators(updates, taken)
     rename.atoms[loop.axis] = position
+    own = {id(r): Buffer(fresh(f"{r.name}_p", taken), r.dtype, r.shape, r.strides, r.space) for r in rows}
+
+    def access(buffer: Buffer, index: tuple[Index, ...]) -> tuple[Buffer, tuple[Index, ...]]:
+        return own.get(id(buffer), buffer), index
+
+    rename.access = access
     body = For(inner, rename.body(loop.body), loop.kind)
-    combine = [Update(u.vars, u.reducer, a.vars) for u, a in zip(updates, accs, strict=True)]
-    return (For(outer, (*accs, body, *combine)),)
+    allocs = [Alloc(own[id(r)], "add") for r in rows]
+    combine: list[Stmt] = [Update(u.vars, u.reducer, a.vars) for u, a in zip(updates, accs, strict=True)]
+    for row in rows:
+        along = _row_loop(loop, row)
+        assert along is not None
+        axis = Axis(fresh(along.axis.name, taken), row.shape[0])
+        add = Store(row, (ix(axis),), Load(own[id(row)], (ix(axis),)), None, "add")
+        combine.append(For(axis, (add,), Kind(along.kind.name, along.kind.width)))
+    out = For(outer, (*accs, *allocs, body, *combine))
+    return _block(out, sizes[1:], taken) if sizes[1:] else (out,)
 
 
 def _partial(body: tuple[Stmt, ...], step: Partial) -> tuple[Stmt, ...]:
@@ -267,7 +321,12 @@ def _partial(body: tuple[Stmt, ...], step: Partial) -> tuple[Stmt, ...]:
             out.append(stmt)
             continue
         extent = stmt.axis.extent
-        updates, accs, rename = _own_accumulators(stmt, taken)
+        updates = outer_updates(stmt)
+        if not updates:
+            raise ScheduleError(f"the loop over {step.axis} updates no accumulator from outside")
+        if reads_running(stmt, updates):
+            raise ScheduleError(f"the loop over {step.axis} is a scan")
+        accs, rename = _own_accumulators(updates, taken)
         size = (extent + (step.chunks - 1)) // step.chunks
         chunk = Axis(fresh(f"{step.axis}_c", taken), ix(step.chunks))
         inner = Axis(fresh(f"{step.axis}_i", taken), minimum(size, extent - ix(chunk) * size))
@@ -308,21 +367,9 @@ def _interchange(loop: For, step: Interchange, taken: set[str]) -> tuple[Stmt, .
     if len(accs) != len(before) or not all(isinstance(s, Let | Update) for s in reduction.body):
         raise ScheduleError(f"the loop over {loop.axis.name} does more than reduce")
     limit = maximum_size(size)
-    totals = {a.vars[0].name: _row(a, limit, "row", taken) for a in accs}
+    totals = {a.vars[0].name: _row(a, limit, taken) for a in accs}
     out: list[Stmt] = [Alloc(totals[a.vars[0].name], a.reducer) for a in accs]
-    if step.block:
-        outer, within, position = split_axes(reduction.axis, step.block, taken)
-        blocks = {a.vars[0].name: _row(a, limit, "block", taken) for a in accs}
-        rows = _accumulate(loop, reduction.body, blocks, step.kind, taken, {reduction.axis: position})
-        again = Axis(fresh(loop.axis.name, taken), size)
-        combine = [
-            Store(totals[a.vars[0].name], (ix(again),), Load(blocks[a.vars[0].name], (ix(again),)), None, a.reducer)
-            for a in accs
-        ]
-        allocs = [Alloc(blocks[a.vars[0].name], a.reducer) for a in accs]
-        out.append(For(outer, (*allocs, For(within, (rows,)), bind(For(again, tuple(combine)), step.kind))))
-    else:
-        out.append(For(reduction.axis, (_accumulate(loop, reduction.body, totals, step.kind, taken, {}),)))
+    out.append(For(reduction.axis, (_accumulate(loop, reduction.body, totals, step.kind, taken),)))
     last = Substitution(variables={})
     last.variables = {name: Load(row, (ix(loop.axis),)) for name, row in totals.items()}
     out.append(bind(For(loop.axis, last.body(after)), step.kind))
@@ -337,16 +384,16 @@ def maximum_size(size: Index) -> Index:
     return ix(top)
 
 
-def _row(acc: Acc, size: Index, suffix: str, taken: set[str]) -> Buffer:
-    return Buffer(fresh(f"{acc.vars[0].name}_{suffix}", taken), acc.vars[0].dtype, (size,), (ix(1),), "local")
+def _row(acc: Acc, size: Index, taken: set[str]) -> Buffer:
+    return Buffer(fresh(f"{acc.vars[0].name}_row", taken), acc.vars[0].dtype, (size,), (ix(1),), "local")
 
 
 def _accumulate(
-    loop: For, body: Sequence[Stmt], rows: dict[str, Buffer], kind: Kind, taken: set[str], position: dict[Atom, Index]
+    loop: For, body: Sequence[Stmt], rows: dict[str, Buffer], kind: Kind, taken: set[str]
 ) -> For:
     """The loop over the columns that adds one row of the reduction to ``rows``."""
     axis = Axis(fresh(loop.axis.name, taken), loop.axis.extent)
-    rename = Substitution({loop.axis: ix(axis), **position})
+    rename = Substitution({loop.axis: ix(axis)})
     out: list[Stmt] = []
     for stmt in body:
         if isinstance(stmt, Let):

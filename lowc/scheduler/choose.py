@@ -1,10 +1,9 @@
 """Choosing a Schedule for a kernel: heuristics over its accesses and the Target.
 
 For each nest at the top of the kernel: which axis runs over lanes (the one that most accesses are contiguous along), which
-reductions go in blocks (accuracy), which axis runs over cores, and what must be tiled or interchanged to allow that.
+axis runs over cores, and what must be tiled or interchanged to allow that.  Long sums are then ``cascade``'s.
 """
 
-from collections.abc import Sequence
 
 from lowc.ir.index import Axis, constant, split
 from lowc.ir.index import atoms as index_atoms
@@ -13,7 +12,6 @@ from lowc.ir.ops import REDUCERS
 from lowc.ir.walk import exprs, parts, statements
 from lowc.scheduler.apply import (
     Bind,
-    Block,
     Interchange,
     Partial,
     Primitive,
@@ -29,7 +27,6 @@ from lowc.scheduler.nest import chain, estimate, touched, weight
 from lowc.target import Target
 
 PARALLEL_WORK = 24_000  # cheap vector-element operations below which starting the cores costs more than it saves
-CHAIN = 256  # additions in one accumulator before a block ends (rounding errors grow with the length of the chain)
 GRAIN = 4096  # elements of a flat chunk that a core takes at least
 COLUMNS = 256  # columns that a core takes at least in a column reduction (1 kB runs of memory)
 TILE_MIN = 16
@@ -68,9 +65,8 @@ def _nest(loop: For, lanes: int, target: Target, threads: bool) -> list[Primitiv
     if outer_updates(loop):
         return _reduction(loop, lanes, target, parallel)
     vectors: list[Primitive] = []
-    column = _column(loop, lanes)
-    if column is not None:
-        return _column_reduction(loop, column, lanes, target, parallel)
+    if _column(loop, lanes):
+        return _column_reduction(loop, lanes, target, parallel)
     bound = _vectorise(loop, lanes, vectors)
     if parallel and (columns := _scatter_columns(nest, bound, target)) is not None:
         return _scatter(nest, columns, lanes, target)
@@ -89,11 +85,7 @@ def _nest(loop: For, lanes: int, target: Target, threads: bool) -> list[Primitiv
 
 def _renamed(step: Primitive, old: str, new: str) -> Primitive:
     """``step`` for the axis ``new`` that a split has put in the place of ``old``."""
-    if isinstance(step, Block) and step.axis == old:
-        return Block(new, step.size)
-    if isinstance(step, Bind) and step.axis in (old, f"{old}_i"):
-        return Bind(new + step.axis[len(old) :], step.kind)
-    return step
+    return Bind(new, step.kind) if isinstance(step, Bind) and step.axis == old else step
 
 
 def _work(loop: For) -> int:
@@ -179,22 +171,8 @@ def _vectorise(loop: For, lanes: int, out: list[Primitive]) -> set[str]:
     kind = Kind("vector", lanes, "", _interleave(loop))
     if conflict(loop, kind):
         return bound
-    _block_sums(loop, lanes * kind.interleave, out)
-    out.append(Bind(_inner_name(loop, out), kind))
+    out.append(Bind(loop.axis.name, kind))
     return {loop.axis.name}
-
-
-def _inner_name(loop: For, out: Sequence[Primitive]) -> str:
-    blocked = any(isinstance(p, Block) and p.axis == loop.axis.name for p in out)
-    return f"{loop.axis.name}_i" if blocked else loop.axis.name
-
-
-def _block_sums(loop: For, chains: int, out: list[Primitive]) -> None:
-    """Long sums go in blocks, so that an accumulator takes at most about ``CHAIN`` additions before it is combined."""
-    extent = estimate(loop.axis.extent)
-    sums = any(u.reducer == "add" and u.vars[0].dtype.kind == "f" for u in outer_updates(loop))
-    if sums and extent > 4 * CHAIN * chains and not reads_running(loop, outer_updates(loop)):
-        out.append(Block(loop.axis.name, CHAIN * chains))
 
 
 def _interleave(loop: For) -> int:
@@ -273,26 +251,26 @@ def _reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Pr
     return [*plan, *(_renamed(v, loop.axis.name, name) for v in vectors)]
 
 
-def _column(loop: For, lanes: int) -> For | None:
-    """The reduction loop directly in ``loop`` if lanes suit only the outer axis: sums down the columns of a matrix."""
+def _column(loop: For, lanes: int) -> bool:
+    """Whether ``loop`` has one reduction in it and lanes suit only the outer axis: sums down the columns of a matrix."""
     inner = [s for s in loop.body if isinstance(s, For)]
     if len(inner) != 1 or any(isinstance(s, For | If | Acc) for s in inner[0].body):
-        return None
+        return False
     if not any(isinstance(s, Acc) for s in loop.body) or constant(loop.axis.extent) is None:
-        return None
+        return False
     if not outer_updates(inner[0]) or reads_running(inner[0], outer_updates(inner[0])):
-        return None
+        return False
     if any(isinstance(s, Store) for s in inner[0].body):
-        return None
+        return False
     before = loop.body[: loop.body.index(inner[0])]
     if not all(isinstance(s, Acc) and len(s.vars) == 1 for s in before):
-        return None
+        return False
     if _suits_lanes(inner[0], lanes) or not _suits_lanes(loop, lanes):
-        return None
-    return inner[0]
+        return False
+    return True
 
 
-def _column_reduction(loop: For, inner: For, lanes: int, target: Target, parallel: bool) -> list[Primitive]:
+def _column_reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Primitive]:
     """Strips of columns over cores; within a strip row after row, into an array of accumulators that stays in L1."""
     plan: list[Primitive] = []
     columns = constant(loop.axis.extent) or 0
@@ -312,8 +290,7 @@ def _column_reduction(loop: For, inner: For, lanes: int, target: Target, paralle
         if parallel:
             plan.append(Bind(f"{name}_o", PARALLEL))
         name = f"{name}_i"
-    block = CHAIN // 4 if estimate(inner.axis.extent) > CHAIN // 2 else 0
-    return [*plan, Interchange(name, block, kind)]
+    return [*plan, Interchange(name, kind)]
 
 
 # ---------------------------------------------------------------- transposes

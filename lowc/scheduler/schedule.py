@@ -1,4 +1,5 @@
-"""schedule: SCHEDULED → SCHEDULED.  ``choose`` makes a Schedule for each kernel, ``apply`` carries it out.
+"""schedule: SCHEDULED → SCHEDULED.  ``choose`` makes a Schedule for each kernel, ``apply`` carries it out; ``cascade`` then puts
+long sums in blocks.
 
 On a CPU a primitive that turns out not to be legal is left out (the kernel then runs with fewer lanes or cores, not wrong).  On
 a GPU primitives build on one another: if one is not legal, the kernel gets a simpler schedule.
@@ -7,7 +8,7 @@ a GPU primitives build on one another: if one is not legal, the kernel gets a si
 from lowc.errors import ScheduleError
 from lowc.ir.nodes import Kernel, Module
 from lowc.options import Options
-from lowc.scheduler import apply_simt, choose_simt
+from lowc.scheduler import apply_simt, cascade, choose_simt
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
 from lowc.scheduler.nest import map_kernels
@@ -18,7 +19,12 @@ def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with loops bound to cores and lanes, or to blocks and threads."""
     if target.kind == "nvptx":
         return map_kernels(module, lambda kernel: _simt(kernel, target))
-    return map_kernels(module, lambda kernel: scheduled(kernel, choose(kernel, target, options.threads)))
+
+    def each(kernel: Kernel) -> Kernel:
+        kernel = scheduled(kernel, choose(kernel, target, options.threads))
+        return scheduled(kernel, cascade.choose(kernel))
+
+    return map_kernels(module, each)
 
 
 def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:

@@ -195,3 +195,80 @@ def test_dynamo_does_not_trace_lowc_when_a_compiled_frame_asks_for_gradients() -
     got = torch.compile(step, backend=lowc_backend)(x)
     torch.testing.assert_close(got, step(x))
     assert torch._dynamo.utils.counters["lowc"]["graphs"] <= 4
+
+
+SPD = torch.eye(4) * 2 + 0.1
+CHECKED: dict[str, Any] = {
+    "inv": lambda x: torch.linalg.inv(x) + 1,
+    "cholesky": lambda x: torch.linalg.cholesky(x) * 2,
+    "solve": lambda x: torch.linalg.solve(x, x + 1) + 1,
+    "two": lambda x: torch.linalg.inv(torch.linalg.cholesky(x)).sum(0),
+    "eigh": lambda x: torch.linalg.eigh(x)[0] + 1,
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", CHECKED)
+def test_ops_that_check_their_results(name: str, grad: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(CHECKED[name], backend=lowc_backend, options={"strict_errors": True})
+    ours, eager = (SPD.clone().requires_grad_(grad) for _ in range(2))
+    for _ in range(2):
+        got, want = compiled(ours), CHECKED[name](eager)
+        torch.testing.assert_close(got, want)
+        if grad:
+            got.sum().backward()
+            want.sum().backward()
+            torch.testing.assert_close(ours.grad, eager.grad)
+    if name == "inv":
+        with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+            compiled(torch.zeros(4, 4, requires_grad=grad))
+
+
+def test_effects_happen_in_order() -> None:
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    seen: list[float] = []
+
+    @torch.library.custom_op("lowc_tests::one", mutates_args=())
+    def one(x: torch.Tensor) -> torch.Tensor:
+        seen.append(float(x.sum()))
+        return x.clone()
+
+    @torch.library.custom_op("lowc_tests::pair", mutates_args=())
+    def pair(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(-float(x.sum()))
+        return x.clone(), x * 2
+
+    @torch.library.custom_op("lowc_tests::many", mutates_args=())
+    def many(x: torch.Tensor, n: int) -> list[torch.Tensor]:
+        seen.append(float(n))
+        return [x + i for i in range(n)]
+
+    one.register_fake(lambda x: torch.empty_like(x))
+    pair.register_fake(lambda x: (torch.empty_like(x), torch.empty_like(x)))
+    many.register_fake(lambda x, n: [torch.empty_like(x) for _ in range(n)])
+    for name in ("one", "pair", "many"):
+        _register_effectful_op(getattr(torch.ops.lowc_tests, name).default, _EffectType.ORDERED)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a = one(x * 3)
+        b, c = pair(a + 1)
+        d = many(b, 2)
+        one(x + 1)  # its result is not used
+        return a + b * c + d[1], d[0]
+
+    x = torch.arange(4.0)
+    want = f(x)
+    order, seen[:] = list(seen), []
+    torch._dynamo.reset()
+    got = torch.compile(f, backend=lowc_backend, options={"strict_errors": True})(x)
+    torch.testing.assert_close(got, want)
+    assert seen == order
+
+
+def test_what_cannot_be_imported_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    torch.compile(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), backend=lowc_backend)(torch.ones(3))
+    assert "an inference graph is run by torch, not lowc: cond is a higher-order op" in caplog.text
+    assert "graph_break" in caplog.text and "test_backend.py" in caplog.text

@@ -18,7 +18,7 @@ from lowc.ir.nodes import LEVELS, Module
 from lowc.ir.parser import parse_module
 from lowc.ir.verify import verify_module
 from lowc.options import Options
-from lowc.scheduler import choose, choose_simt, fuse, inline, pipeline, recompute, share, split
+from lowc.scheduler import cascade, choose, choose_simt, fuse, inline, pipeline, recompute, share, split
 from lowc.target import Target
 from tests.property.programs import Program, differences, random_module, run
 from tests.property.views import size
@@ -48,7 +48,7 @@ TARGETS = {
 EAGER: tuple[tuple[Any, str, Any], ...] = (
     (inline, "_pays", lambda *_: True),
     (choose, "PARALLEL_WORK", 1),
-    (choose, "CHAIN", 4),
+    (cascade, "CHAIN", 2),
     (choose, "GRAIN", 4),
     (choose, "COLUMNS", 2),
     (choose, "TILE_MIN", 2),

@@ -9,7 +9,7 @@ from lowc.ir.nodes import LEVELS, Kind
 from lowc.ir.parser import parse_kernel, parse_module
 from lowc.ir.printer import print_kernel
 from lowc.options import Options
-from lowc.scheduler import pipeline, share
+from lowc.scheduler import cascade, choose, pipeline, schedule, share
 from lowc.scheduler.apply import Bind, Block, Interchange, Partial, Reorder, Split, apply
 from lowc.target import Target
 
@@ -89,11 +89,11 @@ kernel copy(x: f32[600], y: f32[600]) {
     [
         (SUM, Bind("k", Kind("parallel")), "updates s"),
         (PREFIX, Bind("k", Kind("vector", 16)), "updates s"),
-        (PREFIX, Block("k", 64), "scan"),
+        (PREFIX, Block("k", (64,)), "scan"),
         (SUM, Reorder(("k", "j")), "not directly nested"),
         (SUM, Split("j", 4), "no loop over j"),
         (COPY, Partial("i", 4, 4), "updates no accumulator"),
-        (COPY, Interchange("i", 0, Kind("vector", 16)), "does more than reduce"),
+        (COPY, Interchange("i", Kind("vector", 16)), "does more than reduce"),
         (COPY.replace("y[i*30 + j]", "y[j]"), Bind("i", Kind("parallel")), "iterations meet in y"),
         (COPY.replace("y[i*30 + j]", "y[i*29 + j]"), Bind("i", Kind("parallel")), "iterations meet in y"),
     ],
@@ -110,12 +110,59 @@ def test_illegal_schedules_are_refused(text: str, primitive: object, why: str) -
         (COPY, Bind("j", Kind("vector", 16)), "for j in 30 vector(16) {"),
         (COPY, Split("j", 8), "for j_i in min(-j_o*8 + 30, 8) {"),
         (COPY, Split("j", 10), "for j_i in 10 {"),
-        (SUM, Block("k", 100), "for k_i in 100 {"),
+        (SUM, Block("k", (100,)), "for k_i in 100 {"),
         (SUM, Partial("k", 4, 4), "for k_c in 4 parallel {"),
     ],
 )
 def test_legal_schedules(text: str, primitive: object, line: str) -> None:
     assert line in [each.strip() for each in print_kernel(apply(parse_kernel(text), (primitive,))).splitlines()]  # type: ignore[arg-type]
+
+
+SCAN_AND_SUM = """
+kernel both(x: f32[100000], y: f32[100000], out: f32[2]) {
+  acc s: f32 = add
+  acc t: f32 = add
+  for k in 100000 {
+    s add= x[k]
+    y[k] = s
+    t add= s
+  }
+  out[0] = s
+  out[1] = t
+}
+"""
+COLUMNS = """
+kernel columns(x: f32[6400000], out: f32[64]) {
+  for j in 64 {
+    acc s: f32 = add
+    for k in 100000 {
+      s add= x[k*64 + j]
+    }
+    out[j] = s
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        (SUM, []),
+        (SUM.replace("for k in 1000 ", "for k in 1000000 "), [(8192,)]),
+        (SUM.replace("for k in 1000 ", "for k in 33554432 "), [(8192, 64)]),
+        (SUM.replace("x[k]", "x[7*k]").replace("for k in 1000 ", "for k in 33554432 "), [(64, 64, 64)]),
+        (SCAN_AND_SUM, [(50, 64)]),
+        (COLUMNS, [(50, 64)]),
+        (SUM.replace("add", "mul").replace("for k in 1000 ", "for k in 1000000 "), []),
+        (SUM.replace("f32", "i32").replace("for k in 1000 ", "for k in 1000000 "), []),
+    ],
+)
+def test_long_sums_in_blocks(text: str, sizes: list[tuple[int, ...]]) -> None:
+    kernel = parse_kernel(text)
+    bound = schedule.scheduled(kernel, choose.choose(kernel, TARGET, False))
+    blocks = cascade.choose(bound)
+    assert [b.sizes for b in blocks if isinstance(b, Block)] == sizes
+    assert cascade.choose(apply(bound, blocks)) == ()
 
 
 def test_dumps_of_one_kernel_only() -> None:

@@ -4,6 +4,7 @@ No IR passes, vectors are explicit already; but for PTX memory of a function bec
 """
 
 import ctypes
+import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import count
@@ -88,6 +89,9 @@ class Library:
     """
 
     def __init__(self, code: bytes, names: Sequence[str], imports: Mapping[str, int]) -> None:
+        # LLVM's linker would write what it misses to stderr itself
+        if missing := sorted(undefined(code) - set(imports)):
+            raise CodegenError(f"generated code cannot be linked: it calls {', '.join(missing)}")
         builder = llvm.JITLibraryBuilder()
         builder.add_object_img(code)
         for name, address in imports.items():
@@ -101,6 +105,28 @@ class Library:
 
     def address(self, name: str) -> int:
         return self._tracker[name]
+
+
+def undefined(code: bytes) -> frozenset[str]:
+    """Names that the object file ``code`` (64-bit little-endian ELF) uses and does not define.
+
+    Layout: System V ABI, chapter 4: section headers of 64 bytes, symbols of 24.
+    """
+    (table,), (size, count) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<HH", code, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", code, table + n * size) for n in range(count)]
+    found: set[str] = set()
+    for _, kind, _, _, start, length, link, *_ in sections:
+        if kind != _SYMTAB:
+            continue
+        names = sections[link][4]
+        for place in range(start + 24, start + length, 24):  # the first symbol is none
+            name, _, _, section = struct.unpack_from("<IBBH", code, place)
+            if section == 0:
+                found.add(code[names + name : code.index(b"\0", names + name)].decode())
+    return frozenset(found)
+
+
+_SYMTAB = 2
 
 
 @cache

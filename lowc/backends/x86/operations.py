@@ -78,7 +78,7 @@ def _rint_by_hand(b: Builder, x: Val, lanes: int) -> Val:
     size = intrinsic(b, "fabs", [x], lanes)
     limit = const(magic, x.dtype, lanes)
     rounded = binary(b, "sub", binary(b, "add", size, limit), limit)
-    rounded = intrinsic(b, "copysign", [rounded, x], lanes)
+    rounded = _copysign(b, [rounded, x], x.dtype, lanes, frozenset())
     return select(b, binary(b, "lt", size, limit), rounded, x)
 
 
@@ -89,14 +89,14 @@ def _toward(compare: str, step: float) -> Callable[[Builder, Val, int], Val]:
         near = _rint_by_hand(b, x, lanes)
         moved = binary(b, "sub" if step < 0 else "add", near, const(abs(step), x.dtype, lanes))
         out = select(b, binary(b, compare, near, x), moved, near)
-        return intrinsic(b, "copysign", [out, x], lanes)
+        return _copysign(b, [out, x], x.dtype, lanes, frozenset())
 
     return by_hand
 
 
 def _trunc_by_hand(b: Builder, x: Val, lanes: int) -> Val:
     size = intrinsic(b, "fabs", [x], lanes)
-    return intrinsic(b, "copysign", [_toward("gt", -1.0)(b, size, lanes), x], lanes)
+    return _copysign(b, [_toward("gt", -1.0)(b, size, lanes), x], x.dtype, lanes, frozenset())
 
 
 _ROUND_BY_HAND: dict[str, Callable[[Builder, Val, int], Val]] = {
@@ -151,7 +151,15 @@ def _mulhi(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset
 
 
 def _copysign(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
-    return intrinsic(b, "copysign", args, lanes)
+    """By integers: LLVM merges its own copysign with the conversions around it, into conversions from f64 to half that it
+    then has to call a library for."""
+    word = _WORDS[dtype.bits]
+    sign = -(2 ** (dtype.bits - 1))
+    size = binary(b, "and", bits(b, args[0], word), const(~sign, word, lanes))
+    return bits(b, binary(b, "or", size, binary(b, "and", bits(b, args[1], word), const(sign, word, lanes))), dtype)
+
+
+_WORDS = {32: i32, 64: i64}
 
 
 # ---------------------------------------------------------------- x * 2**n

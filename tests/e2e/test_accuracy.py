@@ -1,0 +1,99 @@
+"""Sums of many floats are as accurate as eager's, whichever axis they run along and whatever they are part of.
+
+Errors are against float64, as the root of the mean square over the results, in units of an f32's last place.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import lowc
+
+FEW = 4.0  # ulp that are no matter
+COLUMNS = (1, 2, 3, 4, 5, 16, 17, 33, 64, 1000)
+ROWS = (1000, 10_000, 100_000, 1_000_000, 10_000_000)
+MOST = 40_000_000  # elements of a tensor
+FILLS: dict[str, Callable[..., Tensor]] = {
+    "rand": torch.rand,
+    "randn": torch.randn,
+    "ones": lambda *shape, generator: torch.ones(*shape),
+}
+
+
+def reductions(x: Tensor, axis: int) -> tuple[Tensor, ...]:
+    return x.sum(axis), x.mean(axis), x.var(axis), x.std(axis), x.norm(dim=axis), (x * x + x).sum(axis)
+
+
+def ulps(got: Tensor, wanted: Tensor) -> float:
+    """Error of ``got`` relative to the size of the results."""
+    size = wanted.square().mean().sqrt().item() or 1.0
+    return (got.double() - wanted).square().mean().sqrt().item() / size / torch.finfo(torch.float32).eps
+
+
+def check(f: Callable[..., tuple[Tensor, ...]], *args: object, dynamic: bool | None = None) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend=lowc.lowc_backend, dynamic=dynamic)
+    wide = [a.double() if isinstance(a, Tensor) else a for a in args]
+    for number, (got, eager, wanted) in enumerate(zip(compiled(*args), f(*args), f(*wide), strict=True)):
+        error, allowed = ulps(got, wanted), 2 * ulps(eager, wanted) + FEW
+        assert error <= allowed, f"result {number}: {error:.3g} ulp; eager: {ulps(eager, wanted):.3g}"
+
+
+def matrix(fill: str, *shape: int) -> Tensor:
+    return FILLS[fill](*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def shaped(fill: str, rows: int, columns: int, axis: str) -> tuple[Tensor, int]:
+    """A tensor and the axis of ``rows`` elements in it: the first, a middle or the last one."""
+    shape = {"first": (rows, columns), "middle": (2, rows, columns), "last": (columns, rows)}[axis]
+    return matrix(fill, *shape), {"first": 0, "middle": 1, "last": 1}[axis]
+
+
+@pytest.mark.parametrize("axis", ["first", "middle", "last"])
+@pytest.mark.parametrize("columns", [1, 3, 4, 17, 64])
+def test_reductions(columns: int, axis: str) -> None:
+    for fill in FILLS:
+        check(reductions, *shaped(fill, 30_000, columns, axis), dynamic=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["first", "middle", "last"])
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_reductions_of_all_sizes(rows: int, columns: int, axis: str) -> None:
+    if rows * columns * (1 + (axis == "middle")) > MOST:
+        pytest.skip("too large")
+    for fill in FILLS:
+        check(reductions, *shaped(fill, rows, columns, axis), dynamic=False)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sizes_that_only_the_call_tells(axis: int) -> None:
+    check(lambda x: (x.sum(axis), x.var(axis)), matrix("rand", *((300_000, 3) if axis == 0 else (3, 300_000))), dynamic=True)
+
+
+@pytest.mark.parametrize("dims", [(0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_several_axes(dims: tuple[int, ...]) -> None:
+    for shape in ((1000, 40, 3), (2000, 3, 33), (3, 2000, 7)):
+        check(lambda x: (x.sum(dims), x.permute(2, 0, 1).sin().sum(dims)), matrix("rand", *shape), dynamic=False)
+
+
+def test_ones_beyond_what_one_accumulator_can_count() -> None:
+    check(lambda x: (x.mean(0), x.sum(0)), torch.ones(1 << 25, 2), dynamic=False)
+
+
+def test_sums_beside_scans() -> None:
+    x = matrix("rand", 4, 200_000)
+    check(lambda x: ((x * 1e-3).cumsum(1, dtype=x.dtype).sum(1),), x)
+    check(lambda x: (torch.exp(x - x.cumsum(1) * 1e-3).sum(1), x.cummax(1).values.sum(1)), x)
+
+
+def test_gradients_of_what_is_broadcast() -> None:
+    def gradients(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(torch.tanh(x * w), (w,), g)
+
+    for columns in (1, 3, 17):
+        x, g = matrix("rand", 100_000, columns), matrix("rand", 100_000, columns)
+        check(gradients, x, torch.ones(columns).requires_grad_(), g)
