@@ -42,6 +42,7 @@ from lowc.ir.nodes import (
     Update,
     Var,
 )
+from lowc.ir.scan import outer_updates, running
 from lowc.ir.walk import Substitution, exprs, make_kernel, map_exprs, names, parts, rewrite, statements
 from lowc.scheduler.nest import touched
 from lowc.scheduler.rename import fresh
@@ -210,32 +211,12 @@ def _reorder(loop: For, axes: tuple[str, ...]) -> tuple[Stmt, ...]:
     return inner
 
 
-def outer_updates(loop: For) -> list[Update]:
-    """The updates in ``loop`` of accumulators that are declared outside it, one for each set of accumulators."""
-    inside = {v.name for s in statements(loop.body) if isinstance(s, Acc) for v in s.vars}
-    found: dict[str, Update] = {}
-    for stmt in statements(loop.body):
-        if isinstance(stmt, Update) and stmt.vars[0].name not in inside:
-            found.setdefault(stmt.vars[0].name, stmt)
-    return list(found.values())
-
-
-def reads_running(loop: For, updates: Sequence[Update]) -> bool:
-    """Whether the body reads an accumulator that it updates: a scan."""
-    running = {v.name for u in updates for v in u.vars}
-    for stmt in statements(loop.body):
-        for expr in exprs(stmt):
-            if any(isinstance(p, Var) and p.name in running for p in parts(expr)):
-                return True
-    return False
-
-
 def _own_accumulators(loop: For, taken: set[str]) -> tuple[list[Update], list[Acc], Substitution]:
     """The outer updates of ``loop``, accumulators that can stand for theirs, and the renaming from the one to the other."""
     updates = outer_updates(loop)
     if not updates:
         raise ScheduleError(f"the loop over {loop.axis.name} updates no accumulator from outside")
-    if reads_running(loop, updates):
+    if running(loop):
         raise ScheduleError(f"the loop over {loop.axis.name} is a scan")
     accs: list[Acc] = []
     renamed: dict[str, Var] = {}
@@ -296,8 +277,7 @@ def _interchange(loop: For, step: Interchange, taken: set[str]) -> tuple[Stmt, .
     if len(inner) != 1:
         raise ScheduleError(f"the loop over {loop.axis.name} has not one reduction but {len(inner)}")
     reduction = inner[0]
-    updates = outer_updates(reduction)
-    if reads_running(reduction, updates):
+    if running(reduction):
         raise ScheduleError(f"the loop over {reduction.axis.name} is a scan")
     before = loop.body[: loop.body.index(reduction)]
     after = loop.body[len(before) + 1 :]
@@ -448,7 +428,7 @@ def bind(loop: For, kind: Kind) -> For:
 def conflict(loop: For, kind: Kind) -> str:
     """Why iterations of ``loop`` may not run at once; empty if they may."""
     updates = outer_updates(loop)
-    if updates and (kind.name == "parallel" or reads_running(loop, updates)):
+    if updates and (kind.name == "parallel" or running(loop)):
         return f"it updates {updates[0].vars[0].name}"
     inside = {id(s.buffer) for s in statements(loop.body) if isinstance(s, Alloc)}
     inner = _bound_inside(loop)

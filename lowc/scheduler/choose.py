@@ -10,6 +10,7 @@ from lowc.ir.index import Axis, constant, split
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import PARALLEL, Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Stmt, Store, Update
 from lowc.ir.ops import REDUCERS
+from lowc.ir.scan import outer_updates, running
 from lowc.ir.walk import exprs, parts, statements
 from lowc.scheduler.apply import (
     Bind,
@@ -22,8 +23,6 @@ from lowc.scheduler.apply import (
     Split,
     Tile,
     conflict,
-    outer_updates,
-    reads_running,
 )
 from lowc.scheduler.nest import chain, estimate, touched, weight
 from lowc.target import Target
@@ -193,7 +192,7 @@ def _block_sums(loop: For, chains: int, out: list[Primitive]) -> None:
     """Long sums go in blocks, so that an accumulator takes at most about ``CHAIN`` additions before it is combined."""
     extent = estimate(loop.axis.extent)
     sums = any(u.reducer == "add" and u.vars[0].dtype.kind == "f" for u in outer_updates(loop))
-    if sums and extent > 4 * CHAIN * chains and not reads_running(loop, outer_updates(loop)):
+    if sums and extent > 4 * CHAIN * chains and not running(loop):
         out.append(Block(loop.axis.name, CHAIN * chains))
 
 
@@ -258,7 +257,7 @@ def _score(access: Load | Store, axis: Axis) -> int:
 def _reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Primitive]:
     """A loop at the top of the kernel whose accumulators outlive it: a full reduction."""
     plan: list[Primitive] = []
-    if reads_running(loop, outer_updates(loop)):
+    if running(loop):
         return plan
     name = loop.axis.name
     if parallel:
@@ -280,7 +279,7 @@ def _column(loop: For, lanes: int) -> For | None:
         return None
     if not any(isinstance(s, Acc) for s in loop.body) or constant(loop.axis.extent) is None:
         return None
-    if not outer_updates(inner[0]) or reads_running(inner[0], outer_updates(inner[0])):
+    if not outer_updates(inner[0]) or running(inner[0]):
         return None
     if any(isinstance(s, Store) for s in inner[0].body):
         return None

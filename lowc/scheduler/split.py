@@ -32,9 +32,9 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.ops import identity
+from lowc.ir.scan import outer_updates, running
 from lowc.ir.walk import Substitution, exprs, indices, make_kernel, names, parts, statements
 from lowc.options import Options
-from lowc.scheduler.apply import outer_updates, reads_running
 from lowc.scheduler.apply_simt import conflict_of_threads, joined, sunk
 from lowc.scheduler.choose_simt import blocks_of_columns, is_column
 from lowc.scheduler.nest import chain, estimate
@@ -107,7 +107,7 @@ class _Splitter:
         updates = outer_updates(stmt)
         if not updates:
             self.grid(stmt)
-        elif reads_running(stmt, updates) or any(self.loops_of(u) > 1 for u in updates):
+        elif running(stmt) or any(self.loops_of(u) > 1 for u in updates):
             self.small().append(stmt)
         elif (spilled := self.spilled(stmt, updates)) is not None:
             self.grid(spilled[0])
@@ -179,7 +179,7 @@ class _Splitter:
             updates = outer_updates(stage)
             chunks = self.chunks(max(1, estimate(stage.axis.extent)), _work(stage), rows)
             fixed = all(constant(f.axis.extent) is not None for f in loops)
-            if updates and chunks > 1 and fixed and not reads_running(stage, updates) and not _stores(stage):
+            if updates and chunks > 1 and fixed and not running(stage) and not _stores(stage):
                 self.rows(loops, stage, updates, chunks)
                 return
         self.parts.append(_Part(True, [nest]))
