@@ -2,7 +2,8 @@
 
 flat     a map: neighbouring threads take neighbouring runs of 16 bytes
 tile     a map whose loads and stores are contiguous along different axes: square tiles through shared memory
-row      stages that walk the contiguous axis: a row a block, or a row a warp; rows that several stages read stay in registers
+row      stages that walk the contiguous axis: a row a block, or a row a warp; rows that several stages read stay in registers;
+         scans too, if they are all that keeps the order
 column   stages that walk another axis: neighbouring threads take neighbouring columns, threads y share the rows
 alone    anything else: a thread an iteration of the outer loops
 block    small kernels of several nests: one block runs them all
@@ -434,6 +435,8 @@ def _shared_by_stages(body: Sequence[Stmt]) -> bool:
 
 def _one_block(body: Sequence[Stmt], taken: set[str]) -> list[Primitive]:
     plan: list[Primitive] = []
+    long = any(isinstance(s, For) and running(s) and estimate(s.axis.extent) > MAX_THREADS for s in body)
+    threads = MAX_THREADS if long else FLAT_THREADS  # turns of a scan wait for one another
     for stmt in body:
         if not isinstance(stmt, For):
             continue
@@ -443,7 +446,7 @@ def _one_block(body: Sequence[Stmt], taken: set[str]) -> list[Primitive]:
             extent, lanes = constant(stmt.axis.extent), _lanes(stmt.body, stmt.axis) if _is_leaf(stmt) else 1
             while lanes > 1 and (extent is None or extent % lanes):
                 lanes //= 2
-            plan.append(Spread(stmt.axis.name, FLAT_THREADS, "x", lanes))
+            plan.append(Spread(stmt.axis.name, threads, "x", lanes))
             continue
-        plan.append(Spread(_flattened(_perfect(stmt), plan, taken), FLAT_THREADS))
+        plan.append(Spread(_flattened(_perfect(stmt), plan, taken), threads))
     return plan

@@ -206,6 +206,52 @@ SCANS: dict[str, str] = {
     row[r] = s
   }
 }""",
+    # chunks, each from where the one before it ends
+    "scan_chunks": """kernel scan_chunks(x: f32[3000], ends: f64[3], out: f32[3000]) {
+  for c in 3 block {
+    acc s: f64 = add
+    s add= ends[c - 1 if idx(c) > 0] if idx(c) > 0
+    for o in 2 unroll(2) {
+      for t in min(128, -o*128 + 250) thread(128) {
+        for v in 4 vector(4) {
+          s add= f64(x[c*1000 + o*512 + t*4 + v])
+          out[c*1000 + o*512 + t*4 + v] = f32(s)
+        }
+      }
+    }
+  }
+}""",
+    # updates at block level, which count once: before, between and after thread loops, in a loop and under a condition
+    "block_updates_small": """kernel block_updates_small(x: i32[256], out: i32[2], most: i32[2], run: i32[256], last: i32[2]) {
+  for b in 2 block {
+    acc s: i32 = add
+    acc m: i32 = max
+    acc r: i32 = add
+    s add= 7:i32
+    r add= 7:i32
+    for k in 3 {
+      s add= 1:i32 if idx(k) > 0
+      if idx(k) > 1 {
+        s add= 10:i32
+        m max= 99:i32
+        r add= 3:i32
+      }
+    }
+    for t in 128 thread(128) {
+      s add= x[b*128 + t]
+      m max= x[b*128 + t]
+    }
+    for t1 in 128 thread(128) {
+      r add= x[b*128 + t1]
+      run[b*128 + t1] = r
+    }
+    s add= 100:i32
+    r add= 50:i32
+    out[b] = s
+    most[b] = m
+    last[b] = r
+  }
+}""",
     "scan_warps_of_1024": """kernel scan_warps_of_1024(x: i32[1024], out: i32[1024]) {
   acc s: i32 = add
   for t in 1024 thread(1024) {
@@ -217,6 +263,7 @@ SCANS: dict[str, str] = {
 
 TOLERANCES: dict[str, float] = {
     "scan_rows": 1e-6,
+    "scan_chunks": 1e-6,
     "scan_tail": 1e-5,
     "scan_sums_special": 1e-5,
     "scan_and_sums": 0.02,
