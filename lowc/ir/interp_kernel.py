@@ -40,6 +40,7 @@ from lowc.ir.numeric import (
     to_storage,
 )
 from lowc.ir.ops import OPS, REDUCERS
+from lowc.ir.scan import running
 
 MAX_LANES = 1 << 21
 """Most iterations that run at once."""
@@ -55,7 +56,8 @@ def run_kernel(
 ) -> None:
     """Runs ``kernel`` on flat storages (by parameter name), which its stores change.
 
-    With ``shuffle``, iterations of loops of any kind but serial run one by one in a random order, which exposes races.
+    With ``shuffle``, iterations of loops of any kind but serial run one by one in a random order, which exposes races; those of
+    scans stay in order.
     Raises IndexError and ZeroDivisionError for failed checks, InterpError for programs that mean nothing.
     """
     state = State(dict(sizes or {}), {})
@@ -141,7 +143,8 @@ class _Compiler:
         name = stmt.axis.name
         extent_of = compile_indices((stmt.axis.extent,))
         body = self.block(stmt.body)
-        shuffle = self.shuffle if stmt.kind.name != "serial" else None
+        # a loop that reads what it accumulates is serial in meaning, whatever its kind
+        shuffle = self.shuffle if stmt.kind.name != "serial" and not running(stmt) else None
         at_once = shuffle is None and id(stmt) in self.lanes.parallel
         volume = self.volume(stmt)
         scans = self.lanes.scans.get(id(stmt), ())

@@ -29,6 +29,7 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.printer import print_kernel_lines
+from lowc.ir.scan import read, walk_in_order
 from lowc.ir.verify_values import excerpt
 from lowc.ir.walk import exprs, indices, parts, statements
 
@@ -170,10 +171,11 @@ def _complete(s: _State, stmt: Acc | Alloc, names: set[str], rest: Sequence[Stmt
     updating = [n for n, other in enumerate(rest) if _across(other, names)]
     if not updating:
         return
-    for other in statements(rest[: updating[-1] + 1]):
-        if _reads(other, names):
-            s.stmt = other
-            s.fail(f"{sorted(names)[0]} is read before all threads have added to it")
+    if not (isinstance(stmt, Acc) and _is_scanned(s, stmt, rest)):
+        for other in statements(rest[: updating[-1] + 1]):
+            if _reads(other, names):
+                s.stmt = other
+                s.fail(f"{sorted(names)[0]} is read before all threads have added to it")
     if isinstance(stmt, Alloc) and stmt.buffer.space == "shared":
         return
     for around in s.around:
@@ -184,6 +186,48 @@ def _complete(s: _State, stmt: Acc | Alloc, names: set[str], rest: Sequence[Stmt
             s.fail(
                 f"{sorted(names)[0]} is combined across threads in {around.axis}, which differs between threads"
             )
+
+
+def _is_scanned(s: _State, acc: Acc, rest: Sequence[Stmt]) -> bool:
+    """Whether a thread loop reads what it accumulates in ``acc``; then all loops that update it do so in order."""
+    name, names = acc.vars[0].name, {v.name for v in acc.vars}
+    loops = _thread_loops(rest, name)
+    if not any(read(loop.body) & names for loop in loops):
+        return False
+    for loop in loops:
+        s.stmt = loop
+        if loop.kind.key:
+            s.fail(f"a scan along y: {name} is read before all threads have added to it")
+        if any(isinstance(i, For) and i.kind.name == "thread" for i in statements(loop.body)):
+            s.fail(f"a thread loop inside {loop.axis}, which scans {name}")
+        if loop.kind.width > 1 and (why := walk_in_order(loop, name)):
+            s.fail(f"{why}: it is read before all threads have added to it")
+        for inner in loop.body:
+            if isinstance(inner, For) and any(
+                isinstance(u, Update) and u.vars[0].name == name for u in inner.body
+            ):
+                most = [
+                    m
+                    for m in (upper_bound(inner.axis.extent), interval(inner.axis.extent)[1])
+                    if m is not None
+                ]
+                if loop.kind.width > 1 and (not most or min(most) > inner.kind.width):
+                    s.fail(
+                        f"{name} is scanned in {inner.axis}, which may have more than {inner.kind.width} iterations"
+                    )
+    return True
+
+
+def _thread_loops(body: Sequence[Stmt], name: str) -> list[For]:
+    """The outermost thread loops in ``body`` that update ``name``."""
+    found: list[For] = []
+    for stmt in body:
+        if isinstance(stmt, For) and stmt.kind.name == "thread":
+            if any(isinstance(u, Update) and u.vars[0].name == name for u in statements(stmt.body)):
+                found.append(stmt)
+        elif isinstance(stmt, For | If):
+            found += _thread_loops(stmt.body, name)
+    return found
 
 
 def _is_of_threads(s: _State, stmt: Stmt, names: set[str]) -> bool:

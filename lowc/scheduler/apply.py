@@ -42,6 +42,7 @@ from lowc.ir.nodes import (
     Update,
     Var,
 )
+from lowc.ir.scan import outer_updates, running
 from lowc.ir.walk import (
     Substitution,
     exprs,
@@ -222,34 +223,11 @@ def _reorder(loop: For, axes: tuple[str, ...]) -> tuple[Stmt, ...]:
     return inner
 
 
-def outer_updates(loop: For) -> list[Update]:
-    """The updates in ``loop`` of accumulators that are declared outside it, one for each set of accumulators."""
-    inside = {v.name for s in statements(loop.body) if isinstance(s, Acc) for v in s.vars}
-    found: dict[str, Update] = {}
-    for stmt in statements(loop.body):
-        if isinstance(stmt, Update) and stmt.vars[0].name not in inside:
-            found.setdefault(stmt.vars[0].name, stmt)
-    return list(found.values())
-
-
-def reads_running(loop: For, updates: Sequence[Update]) -> bool:
-    """Whether the body reads an accumulator that it updates: a scan."""
-    return bool(_running(loop, updates))
-
-
-def _running(loop: For, updates: Sequence[Update]) -> set[str]:
-    """The accumulators of ``updates`` that the body reads."""
-    mine = {v.name for u in updates for v in u.vars}
-    if not mine:
-        return mine
-    return mine & {p.name for s in statements(loop.body) for e in exprs(s) for p in parts(e) if isinstance(p, Var)}
-
-
 def outer_sums(loop: For) -> list[Update]:
     """Those of ``outer_updates`` that sum up floats, scans excepted."""
     updates = [u for u in outer_updates(loop) if u.reducer == "add" and u.vars[0].dtype.kind == "f"]
-    running = _running(loop, updates)
-    return [u for u in updates if u.vars[0].name not in running]
+    scans = {u.vars[0].name for u in running(loop)}
+    return [u for u in updates if u.vars[0].name not in scans]
 
 
 def outer_rows(loop: For) -> list[Buffer]:
@@ -324,7 +302,7 @@ def _partial(body: tuple[Stmt, ...], step: Partial) -> tuple[Stmt, ...]:
         updates = outer_updates(stmt)
         if not updates:
             raise ScheduleError(f"the loop over {step.axis} updates no accumulator from outside")
-        if reads_running(stmt, updates):
+        if running(stmt):
             raise ScheduleError(f"the loop over {step.axis} is a scan")
         accs, rename = _own_accumulators(updates, taken)
         size = (extent + (step.chunks - 1)) // step.chunks
@@ -358,8 +336,7 @@ def _interchange(loop: For, step: Interchange, taken: set[str]) -> tuple[Stmt, .
     if len(inner) != 1:
         raise ScheduleError(f"the loop over {loop.axis.name} has not one reduction but {len(inner)}")
     reduction = inner[0]
-    updates = outer_updates(reduction)
-    if reads_running(reduction, updates):
+    if running(reduction):
         raise ScheduleError(f"the loop over {reduction.axis.name} is a scan")
     before = loop.body[: loop.body.index(reduction)]
     after = loop.body[len(before) + 1 :]
@@ -498,7 +475,7 @@ def bind(loop: For, kind: Kind) -> For:
 def conflict(loop: For, kind: Kind) -> str:
     """Why iterations of ``loop`` may not run at once; empty if they may."""
     updates = outer_updates(loop)
-    if updates and (kind.name == "parallel" or reads_running(loop, updates)):
+    if updates and (kind.name == "parallel" or running(loop)):
         return f"it updates {updates[0].vars[0].name}"
     inside = {id(s.buffer) for s in statements(loop.body) if isinstance(s, Alloc)}
     inner = _bound_inside(loop)

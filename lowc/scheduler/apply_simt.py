@@ -22,7 +22,9 @@ from lowc.ir.nodes import (
     Load,
     Stmt,
     Store,
+    Update,
 )
+from lowc.ir.scan import in_order, outer_updates, running
 from lowc.ir.walk import (
     Substitution,
     exprs,
@@ -37,7 +39,7 @@ from lowc.ir.walk import (
     stores,
 )
 from lowc.scheduler import apply as common
-from lowc.scheduler.apply import at_loop, conflict, outer_updates
+from lowc.scheduler.apply import at_loop, conflict
 from lowc.scheduler.rename import fresh
 
 BLOCK = Kind("block")
@@ -189,7 +191,7 @@ def joined(nest: Sequence[For], name: str, taken: set[str]) -> For:
 
 def _spread(loop: For, step: Spread, taken: set[str]) -> For:
     """axis = (turn * threads + thread) * lanes + lane."""
-    if loop.kind.name != "parallel" and (why := conflict_of_threads(loop)):
+    if loop.kind.name != "parallel" and (why := conflict_of_threads(loop)) and (step.dim != "x" or not is_scan(loop)):
         raise ScheduleError(f"the loop over {loop.axis.name} cannot be spread: {why}")
     if step.grid and outer_updates(loop):
         raise ScheduleError(f"blocks cannot share {outer_updates(loop)[0].vars[0].name}")
@@ -236,6 +238,22 @@ def conflict_of_threads(loop: For) -> str:
         return () if isinstance(stmt, Store) and id(stmt.buffer) in atomic else (stmt,)
 
     return conflict(For(loop.axis, map_statements(loop.body, without)) if atomic else loop, Kind("vector"))
+
+
+def is_scan(loop: For) -> bool:
+    """Whether threads x can share ``loop`` if each holds prefixes: what keeps its iterations in order is only that accumulators
+    are read, after their one update."""
+    updates = running(loop)
+    if not updates or not all(in_order(loop.body, u) for u in updates):
+        return False
+
+    def as_lets(stmt: Stmt) -> tuple[Stmt, ...]:
+        if not any(stmt is u for u in updates):
+            return (stmt,)
+        assert isinstance(stmt, Update)
+        return tuple([Let(v, e) for v, e in zip(stmt.vars, stmt.values, strict=True)])
+
+    return not conflict_of_threads(For(loop.axis, map_statements(loop.body, as_lets), loop.kind))
 
 
 # ---------------------------------------------------------------- memory of a block

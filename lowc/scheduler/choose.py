@@ -4,11 +4,13 @@ For each nest at the top of the kernel: which axis runs over lanes (the one that
 axis runs over cores, and what must be tiled or interchanged to allow that.  Long sums are then ``cascade``'s.
 """
 
+from collections.abc import Sequence
 
 from lowc.ir.index import Axis, constant, split
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import PARALLEL, Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Stmt, Store, Update
 from lowc.ir.ops import REDUCERS
+from lowc.ir.scan import outer_updates, running
 from lowc.ir.walk import exprs, parts, statements
 from lowc.scheduler.apply import (
     Bind,
@@ -20,8 +22,6 @@ from lowc.scheduler.apply import (
     Split,
     Tile,
     conflict,
-    outer_updates,
-    reads_running,
 )
 from lowc.scheduler.nest import chain, estimate, touched, weight
 from lowc.target import Target
@@ -236,7 +236,7 @@ def _score(access: Load | Store, axis: Axis) -> int:
 def _reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Primitive]:
     """A loop at the top of the kernel whose accumulators outlive it: a full reduction."""
     plan: list[Primitive] = []
-    if reads_running(loop, outer_updates(loop)):
+    if running(loop):
         return plan
     name = loop.axis.name
     if parallel:
@@ -258,7 +258,7 @@ def _column(loop: For, lanes: int) -> bool:
         return False
     if not any(isinstance(s, Acc) for s in loop.body) or constant(loop.axis.extent) is None:
         return False
-    if not outer_updates(inner[0]) or reads_running(inner[0], outer_updates(inner[0])):
+    if not outer_updates(inner[0]) or running(inner[0]):
         return False
     if any(isinstance(s, Store) for s in inner[0].body):
         return False

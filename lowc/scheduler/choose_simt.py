@@ -2,7 +2,8 @@
 
 flat     a map: neighbouring threads take neighbouring runs of 16 bytes
 tile     a map whose loads and stores are contiguous along different axes: square tiles through shared memory
-row      stages that walk the contiguous axis: a row a block, or a row a warp; rows that several stages read stay in registers
+row      stages that walk the contiguous axis: a row a block, or a row a warp; rows that several stages read stay in registers;
+         scans too, if they are all that keeps the order
 column   stages that walk another axis: neighbouring threads take neighbouring columns, threads y share the rows
 alone    anything else: a thread an iteration of the outer loops
 block    small kernels of several nests: one block runs them all
@@ -13,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from lowc.ir.index import Axis, constant, depends_on, ix, split
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Stmt, Store, Update
+from lowc.ir.scan import outer_updates, running
 from lowc.ir.walk import exprs, loads, names, parts, statements, stores
-from lowc.scheduler.apply import Bind, Interchange, Reorder, Split, outer_updates, reads_running
+from lowc.scheduler.apply import Bind, Interchange, Reorder, Split
 from lowc.scheduler.apply_simt import (
     BLOCK,
     Barriers,
@@ -27,6 +29,7 @@ from lowc.scheduler.apply_simt import (
     ToShared,
     Transpose,
     conflict_of_threads,
+    is_scan,
     sunk,
 )
 from lowc.scheduler.nest import chain, estimate, touched
@@ -81,13 +84,15 @@ def _grid(loop: For, free: list[For], target: Target, taken: set[str]) -> list[P
         return _tile(nest, taken) or _flat(nest, taken)
     body = free[-1].body
     stages = [s for s in body if isinstance(s, For)]
-    if any(isinstance(s, If) for s in body) or not stages or not all(_spreads(s) for s in stages):
+    if any(isinstance(s, If) for s in body) or not stages or not all(_spreads(s) or _scans(s, body) for s in stages):
         return _alone(free, taken)
     if len(stages) == 1 and body[-1] is stages[0] and not outer_updates(stages[0]) and _is_map(body):
         return _sunk_map(free, stages[0], taken)
     if max(_count(s) for s in stages) < ROW_LEAST:
         return _alone(free, taken)
     if is_column(free, stages):
+        if not all(_spreads(s) for s in stages):
+            return _alone(free, taken)
         return _column(free, stages, target, taken)
     return _row(free, stages, target, taken) or _alone(free, taken)
 
@@ -113,7 +118,17 @@ def _depends(loop: For, outer: Sequence[For]) -> bool:
 
 def _spreads(stage: For) -> bool:
     """Whether the threads of a block can share the outer loop of ``stage``."""
-    return not conflict_of_threads(stage) and not reads_running(stage, outer_updates(stage))
+    return not conflict_of_threads(stage) and not running(stage)
+
+
+def _scans(stage: For, body: Sequence[Stmt]) -> bool:
+    """Whether the threads of a block can share ``stage``, a statement of ``body``, each holding prefixes of accumulators that no
+    other loop updates."""
+    if not is_scan(stage):
+        return False
+    names = {u.vars[0].name for u in running(stage)}
+    others = [s for s in body if s is not stage and not isinstance(s, Update)]
+    return not any(isinstance(s, Update) and s.vars[0].name in names for s in statements(others))
 
 
 def _count(stage: For) -> int:
@@ -269,7 +284,7 @@ def _column(free: list[For], stages: list[For], target: Target, taken: set[str])
     axes = [f.axis.name for f in free]
     lanes = _column_lanes(free, stages)
     if lanes > 1:
-        plan += [Split(axes[-1], lanes), Interchange(f"{axes[-1]}_i", 0, Kind("vector", lanes))]
+        plan += [Split(axes[-1], lanes), Interchange(f"{axes[-1]}_i", Kind("vector", lanes))]
         axes[-1] = f"{axes[-1]}_o"
     for stage in stages:
         plan.append(Spread(_flattened(_perfect(stage), plan, taken), threads, "y"))
@@ -314,7 +329,9 @@ def _row(free: list[For], stages: list[For], target: Target, taken: set[str]) ->
     lanes = _row_lanes(stages)
     longest = max(_count(s) for s in stages)
     threads = WARP
-    while threads * max(ROW_ELEMENTS, lanes) < longest and threads < (MAX_THREADS if longest > WIDE_ROW else MAX_THREADS // 2):
+    scans = any(running(s) for s in stages)
+    each = lanes if scans else max(ROW_ELEMENTS, lanes)  # a turn of a scan is long: few turns
+    while threads * each < longest and threads < (MAX_THREADS if longest > WIDE_ROW else MAX_THREADS // 2):
         threads *= 2
     memory = _scratch(body, stages, threads, lanes)
     if memory is None:
@@ -418,10 +435,18 @@ def _shared_by_stages(body: Sequence[Stmt]) -> bool:
 
 def _one_block(body: Sequence[Stmt], taken: set[str]) -> list[Primitive]:
     plan: list[Primitive] = []
+    long = any(isinstance(s, For) and running(s) and estimate(s.axis.extent) > MAX_THREADS for s in body)
+    threads = MAX_THREADS if long else FLAT_THREADS  # turns of a scan wait for one another
     for stmt in body:
         if not isinstance(stmt, For):
             continue
         if not _spreads(stmt):
-            return [OneThread()]
-        plan.append(Spread(_flattened(_perfect(stmt), plan, taken), FLAT_THREADS))
+            if not _scans(stmt, body):
+                return [OneThread()]
+            extent, lanes = constant(stmt.axis.extent), _lanes(stmt.body, stmt.axis) if _is_leaf(stmt) else 1
+            while lanes > 1 and (extent is None or extent % lanes):
+                lanes //= 2
+            plan.append(Spread(stmt.axis.name, threads, "x", lanes))
+            continue
+        plan.append(Spread(_flattened(_perfect(stmt), plan, taken), threads))
     return plan

@@ -5,12 +5,14 @@ Before:  acc s = add                        after:   for c in 64 { acc p = add; 
          for i in n { y[i] = x[i] / s }              for i in n { t = total[0]; y[i] = x[i] / t }
 
 Each large nest at the top of a kernel becomes a launch of its own, what lies between stays together in launches of one block.
-Long reductions that too few blocks would share go in chunks, whose results a second launch combines, in order.  Names that a
+Long reductions that too few blocks would share go in chunks, whose results a second launch combines, in order; long scans
+likewise, with a third launch that scans each chunk from where the ones before it end.  Names that a
 later launch needs go through memory.  Small kernels stay as they are: one block runs them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from lowc.ir.index import Axis, Index, Opaque, constant, depends_on, ix, minimum
 from lowc.ir.index import atoms as index_atoms
@@ -19,6 +21,7 @@ from lowc.ir.nodes import (
     Buffer,
     Const,
     For,
+    FromIndex,
     If,
     Launch,
     Let,
@@ -32,10 +35,11 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.ops import identity
-from lowc.ir.walk import Substitution, exprs, indices, make_kernel, names, parts, statements
+from lowc.ir.scan import outer_updates, read, running
+from lowc.ir.types import bool_, i64
+from lowc.ir.walk import Substitution, exprs, indices, loads, make_kernel, names, parts, statements, stores
 from lowc.options import Options
-from lowc.scheduler.apply import outer_updates, reads_running
-from lowc.scheduler.apply_simt import conflict_of_threads, joined, sunk
+from lowc.scheduler.apply_simt import conflict_of_threads, is_scan, joined, sunk
 from lowc.scheduler.choose_simt import blocks_of_columns, is_column
 from lowc.scheduler.nest import chain, estimate
 from lowc.scheduler.rename import apart, fresh
@@ -44,6 +48,10 @@ from lowc.target import Target
 SMALL = 8192  # iterations that one block may do by itself
 CHUNK = 4096  # elements that a block takes at least of a reduction
 RUN = 8  # elements that a thread may access at once
+PLAIN = ("add", "mul", "max", "min")  # reducers of scans in chunks
+SCAN_CHUNKS = 4  # chunks of a scan that make up for reading everything twice
+COLUMN_CHUNK = 64  # elements of a column that a thread scans at least …
+COLUMNS = 256  # … and how many threads a block of ``PARTS`` stands for there
 PARTS = 4  # blocks for each multiprocessor in a reduction in chunks
 
 
@@ -107,8 +115,11 @@ class _Splitter:
         updates = outer_updates(stmt)
         if not updates:
             self.grid(stmt)
-        elif reads_running(stmt, updates) or any(self.loops_of(u) > 1 for u in updates):
+        elif any(self.loops_of(u) > 1 for u in updates):
             self.small().append(stmt)
+        elif running(stmt):
+            if not self.scan((), stmt, (), 1):
+                self.small().append(stmt)
         elif (spilled := self.spilled(stmt, updates)) is not None:
             self.grid(spilled[0])
             self.add(spilled[1])
@@ -117,7 +128,7 @@ class _Splitter:
         else:
             nest = _flat(stmt, self.names)
             chunks = self.chunks(estimate(nest.axis.extent), _work(stmt), 1)
-            self.chunked(nest, updates, chunks, ())
+            self.chunked(nest, updates, chunks, (), ())
 
     def spilled(self, nest: For, updates: Sequence[Update]) -> tuple[For, For] | None:
         """The rows of ``nest``, which update accumulators from outside once each, as a nest that stores what they contribute, and
@@ -177,9 +188,11 @@ class _Splitter:
         if alone and rows < self.blocks:
             stage = stages[0]
             updates = outer_updates(stage)
+            if running(stage) and self.scan(loops, stage, inner, rows):
+                return
             chunks = self.chunks(max(1, estimate(stage.axis.extent)), _work(stage), rows)
             fixed = all(constant(f.axis.extent) is not None for f in loops)
-            if updates and chunks > 1 and fixed and not reads_running(stage, updates) and not _stores(stage):
+            if updates and chunks > 1 and fixed and not running(stage) and not _stores(stage) and _lets(inner, stage) is not None:
                 self.rows(loops, stage, updates, chunks)
                 return
         self.parts.append(_Part(True, [nest]))
@@ -191,57 +204,134 @@ class _Splitter:
         """The nest ``loops`` around the reduction ``stage`` as one that makes partial results and one that combines them."""
         body = loops[-1].body
         chain_ = _flat(stage, self.names)
-        first = self.chunked(chain_, updates, chunks, loops)
-        inner: list[Stmt] = []
-        for stmt in body:
-            inner.extend(first if stmt is stage else (stmt,))
-        nest: Stmt | None = None
-        for loop in reversed(loops):
-            nest = For(loop.axis, tuple(inner) if nest is None else (nest,))
-        assert nest is not None
-        self.parts.append(_Part(True, list(apart((nest,), set()))))
+        first = self.chunked(chain_, updates, chunks, loops, _lets(body, stage) or ())
+        self.around(loops, body, stage, first)
 
-    def chunked(self, stage: For, updates: Sequence[Update], chunks: int, loops: Sequence[For]) -> list[Stmt]:
-        """Adds the launch that makes ``chunks`` partial results of ``stage`` for each iteration of ``loops``; the statements that
-        combine them, which without ``loops`` are added to the next launch."""
-        extent = stage.axis.extent
+    def around(self, loops: Sequence[For], body: Sequence[Stmt], stage: For, first: For) -> None:
+        """Adds the launch of ``loops`` around ``body``, in which ``first`` stands for ``stage``."""
+        nest = tuple([first if stmt is stage else stmt for stmt in body])
+        for loop in reversed(loops):
+            nest = (For(loop.axis, nest),)
+        self.parts.append(_Part(True, list(apart(nest, set()))))
+
+    def scan(self, loops: Sequence[For], stage: For, body: Sequence[Stmt], rows: int) -> bool:
+        """Adds three launches for ``stage``, which reads what it accumulates, in the ``body`` of ``loops``: totals of chunks,
+        their prefixes, and each chunk from the total of those before it.  False if that cannot be, or does not pay."""
+        updates = outer_updates(stage)
+        values = _values_of(stage, updates)
+        extent = max(1, estimate(stage.axis.extent))
+        chunks = self.chunks(extent, _work(stage), rows)
+        if loops and is_column(loops, [stage]):
+            columns = prod(max(1, estimate(f.axis.extent)) for f in loops)
+            chunks = min(extent // COLUMN_CHUNK, COLUMNS * self.blocks // columns)
+        lets = _lets(body, stage) if body else ()
+        if _meets(stage, [s for s in body if s is not stage]):  # the launch that has those comes before that of the stage
+            return False
+        if values is None or lets is None or chunks < SCAN_CHUNKS or any(constant(f.axis.extent) is None for f in loops):
+            return False
+        chunk, inner, position = self.pieces(stage.axis, chunks)
+        row, outer, place = self.row(loops)
+        mine = place.index(row)
+        place.atoms[stage.axis] = position
+        own = {u.vars[0].name: Var(fresh(f"{u.vars[0].name}_p", self.names), u.vars[0].dtype) for u in updates}
+        for name, var in own.items():
+            place.rename(name, var)
+        copied = _renamed(place, (*lets, *stage.body), self.names)
+        first_lets, inside = copied[: len(lets)], For(inner, copied[len(lets) :])
+        accs = [Acc((own[u.vars[0].name],), u.reducer) for u in updates]
+        if conflict_of_threads(For(chunk, (*first_lets, *accs, inside))):
+            return False
+        first = self.chunked(For(stage.axis, values), updates, chunks, loops, lets, True)
+        count = chunk.extent
+        total = ix(1)
+        for loop in loops:
+            total = total * loop.axis.extent
+        stores: list[Store] = []
+        starts: list[Update] = []
+        later = Op("gt", (FromIndex(ix(chunk), i64), Const(0, i64)), bool_)
+        for update in updates:
+            var = update.vars[0]
+            ends = self.temp(f"{var.name}_ends", var, total * count)
+            stores.append(Store(ends, (row * count + first.axis,), var))
+            start = Load(ends, (mine * count + chunk - 1,), later)
+            starts.append(Update((own[var.name],), update.reducer, (start,), later))
+        prefixes = For(first.axis, (*first.body, *stores))
+        if loops:
+            self.around(loops, body, stage, prefixes)
+        else:
+            self.small()[-1] = prefixes
+        nest: tuple[Stmt, ...] = (*first_lets, *accs, *starts, inside)
+        for axis in reversed((chunk, *outer)):
+            nest = (For(axis, nest),)
+        self.parts.append(_Part(True, [*nest]))
+        return True
+
+    def pieces(self, axis: Axis, chunks: int) -> tuple[Axis, Axis, Index]:
+        """About ``chunks`` runs of ``axis``: an axis over them, one within a run, and what ``axis`` is by those."""
+        extent = axis.extent
         chunks = _even(constant(extent), chunks)
         size = (extent + (chunks - 1)) // chunks
-        chunk = Axis(fresh(f"{stage.axis.name}_c", self.names), ix(chunks))
+        chunk = Axis(fresh(f"{axis.name}_c", self.names), ix(chunks))
         whole = constant(extent) is not None and constant(extent) == (constant(size) or 0) * chunks
-        inner = Axis(fresh(f"{stage.axis.name}_i", self.names), size if whole else minimum(size, extent - ix(chunk) * size))
+        inner = Axis(fresh(f"{axis.name}_i", self.names), size if whole else minimum(size, extent - ix(chunk) * size))
+        return chunk, inner, ix(chunk) * size + inner
+
+    def row(self, loops: Sequence[For]) -> tuple[Index, list[Axis], Substitution]:
+        """The number of an iteration of ``loops``; axes for another launch's loops, and the substitution that puts them there."""
         row: Index = ix(0)
-        rows = 1
-        place = Substitution({stage.axis: ix(chunk) * size + inner})
+        place = Substitution()
         outer: list[Axis] = []
         for loop in loops:
             axis = Axis(fresh(loop.axis.name, self.names), loop.axis.extent)
             place.atoms[loop.axis] = ix(axis)
             outer.append(axis)
             row = row * loop.axis.extent + loop.axis
+        return row, outer, place
+
+    def chunked(
+        self,
+        stage: For,
+        updates: Sequence[Update],
+        chunks: int,
+        loops: Sequence[For],
+        lets: Sequence[Let],
+        along: bool = False,
+    ) -> For:
+        """Adds the launch that makes ``chunks`` partial results of ``stage`` for each iteration of ``loops``; the loop that
+        combines them, which without ``loops`` is added to the next launch.  ``lets``: of such an iteration, before the stage;
+        ``along``: the results of a row lie side by side."""
+        chunk, inner, position = self.pieces(stage.axis, chunks)
+        row, outer, place = self.row(loops)
+        rows = 1
+        for loop in loops:
             rows *= constant(loop.axis.extent) or 1
+        mine = place.index(row)
+        place.atoms[stage.axis] = position
+
+        def spot(chunk: Axis, row: Index) -> Index:
+            return row * chunk.extent + chunk if along else ix(chunk) * rows + row
+
         accs: list[Stmt] = []
         keep: list[Stmt] = []
         load: dict[str, Load] = {}
-        again = Axis(fresh(f"{stage.axis.name}_c", self.names), ix(chunks))
-        mine = Substitution({f.axis: ix(a) for f, a in zip(loops, outer, strict=True)}).index(row)
+        again = Axis(fresh(f"{stage.axis.name}_c", self.names), chunk.extent)
         for update in updates:
             own = tuple([Var(fresh(f"{v.name}_p", self.names), v.dtype) for v in update.vars])
             accs.append(Acc(own, update.reducer))
             for old, new in zip(update.vars, own, strict=True):
                 place.rename(old.name, new)
-                parts_ = self.temp(f"{old.name}_parts", old, ix(rows * chunks))
-                keep.append(Store(parts_, (ix(chunk) * rows + mine,), new))
-                load[old.name] = Load(parts_, (ix(again) * rows + row,))
-        inside = _renamed(place, stage.body, self.names)
-        nest: tuple[Stmt, ...] = (*accs, For(inner, inside), *keep)
+                parts_ = self.temp(f"{old.name}_parts", old, chunk.extent * rows)
+                keep.append(Store(parts_, (spot(chunk, mine),), new))
+                load[old.name] = Load(parts_, (spot(again, row),))
+        inside = _renamed(place, (*lets, *stage.body), self.names)
+        nest: tuple[Stmt, ...] = (*inside[: len(lets)], *accs, For(inner, inside[len(lets) :]), *keep)
         for axis in reversed((chunk, *outer)):
             nest = (For(axis, nest),)
         self.parts.append(_Part(True, [*nest]))
         combine = For(again, tuple([Update(u.vars, u.reducer, tuple([load[v.name] for v in u.vars])) for u in updates]))
         if not loops:
             self.small().append(combine)
-        return [combine]
+        return combine
 
     def temp(self, name: str, var: Var, size: Index) -> Buffer:
         """New memory for ``size`` values of ``var``'s dtype."""
@@ -332,6 +422,48 @@ def _work(stmt: Stmt) -> int:
 
 def _stores(stmt: For) -> bool:
     return any(isinstance(s, Store) for s in statements(stmt.body))
+
+
+def _lets(body: Sequence[Stmt], stage: For) -> list[Let] | None:
+    """The lets before ``stage`` in ``body``, which another launch can repeat; None if they or the stage see what is stored there,
+    or what is accumulated."""
+    before = body[: [s is stage for s in body].index(True)]
+    lets = [s for s in before if isinstance(s, Let)]
+    written = {id(s.buffer) for s in stores(before)}
+    accumulated = {v.name for s in before if isinstance(s, Acc) for v in s.vars}
+    if read(lets) & accumulated or not written.isdisjoint(id(a.buffer) for a in loads((*lets, stage))):
+        return None
+    return lets
+
+
+def _meets(stage: For, others: Sequence[Stmt]) -> bool:
+    """Whether one of ``stage`` and ``others`` writes what the other touches."""
+    one = {id(s.buffer) for s in stores((stage,))}, {id(a.buffer) for a in loads((stage,))}
+    two = {id(s.buffer) for s in stores(others)}, {id(a.buffer) for a in loads(others)}
+    return bool(one[0] & (two[0] | two[1]) or two[0] & one[1])
+
+
+def _values_of(stage: For, updates: Sequence[Update]) -> tuple[Stmt, ...] | None:
+    """What a scan accumulates, as a loop's body without what is done with the prefixes; None if it depends on those, or is not
+    plain."""
+    if len(running(stage)) != len(updates) or not is_scan(stage):
+        return None
+    held = {v.name for u in updates for v in u.vars}
+    out: list[Stmt] = []
+    for stmt in stage.body:
+        if isinstance(stmt, Let):
+            if read((stmt,)) & held:
+                held.add(stmt.var.name)
+            else:
+                out.append(stmt)
+        elif isinstance(stmt, Update):
+            if read((stmt,)) & held or stmt.reducer not in PLAIN:
+                return None
+            out.append(stmt)
+        elif not isinstance(stmt, Store) or stmt.reducer:
+            return None
+    last = max(n for n, s in enumerate(out) if isinstance(s, Update))
+    return tuple(out[: last + 1])
 
 
 def _updates(body: Sequence[Stmt], name: str) -> bool:

@@ -42,9 +42,34 @@ BAD = {
         "for t in 4 thread(4) {\nalloc s: f32[4] @shared\ns[t] = 1.0\n}",
         "declared in a thread loop",
     ),
-    "scan": (
-        "acc s: f32 = add\nfor t in 4 thread(4) {\ns add= x[t]\nx[t] = s\n}",
-        "s is read before all threads have added to it",
+    "scan read first": (
+        "acc s: f32 = add\nfor t in 4 thread(4) {\nx[t] = s\ns add= x[t]\n}",
+        "s is read in t elsewhere than after its update",
+    ),
+    "scan twice": (
+        "acc s: f32 = add\nfor t in 4 thread(4) {\ns add= x[t]\ns add= 1.0\nx[t] = s\n}",
+        "s is updated 2 times in t",
+    ),
+    "scan along y": (
+        "acc s: f32 = add\nfor t in 4 thread(4, y) {\ns add= x[t]\nx[t] = s\n}",
+        "a scan along y",
+    ),
+    "scan over x and y": (
+        "acc s: f32 = add\nfor t in 4 thread(4) {\nfor u in 4 thread(4, y) {\ns add= x[t]\nx[t] = s\n}\n}",
+        "a thread loop inside t, which scans s",
+    ),
+    "scan by turns of a thread": (
+        "acc s: f32 = add\nfor t in 4 thread(4) {\nfor k in 4 {\ns add= x[t*4 + k]\nx[t*4 + k] = s\n}\n}",
+        "is no statement of it or of a vector loop in it",
+    ),
+    "scan in strips": (
+        "acc s: f32 = add\nfor t in 4 thread(4) {\nfor k in 8 vector(4) {\ns add= x[t*8 + k]\nx[t*8 + k] = s\n}\n}",
+        "may have more than 4 iterations",
+    ),
+    "scan and sum": (
+        "acc s: f32 = add\nfor t in 4 thread(4) {\ns add= x[t]\nx[t] = s\n}\n"
+        "for u in 4 thread(4) {\nfor k in 4 {\ns add= x[u*4 + k]\n}\n}",
+        "is no statement of it or of a vector loop in it",
     ),
     "too early": (
         "acc s: f32 = add\nfor t in 4 thread(4) {\ns add= x[t]\n}\nx[0] = s\nfor u in 4 thread(4) {\ns add= x[u]\n}",

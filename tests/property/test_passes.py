@@ -59,6 +59,7 @@ EAGER: tuple[tuple[Any, str, Any], ...] = (
     (share, "ROW_LEAST", 2),
     (split, "SMALL", 8),
     (split, "CHUNK", 4),
+    (split, "SCAN_CHUNKS", 2),
     (choose_simt, "ROW_LEAST", 2),
     (choose_simt, "WARP", 4),
     (choose_simt, "TILE", 4),

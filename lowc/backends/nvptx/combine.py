@@ -192,28 +192,30 @@ def linear(t: Thread) -> str:
     return plus(t.b, t.b.pure(f"mul i32 {t.tid['y']}, {t.threads['x']}"), t.tid["x"], 32)
 
 
-def shuffled(t: Thread, v: Val, distance: int) -> Val:
-    """The value of the lane whose number differs in one bit."""
+def shuffled(t: Thread, v: Val, lane: int | str, mode: str = "bfly") -> Val:
+    """The value of another lane of the warp: the one whose number differs in one bit (bfly), the one ``lane`` below (up; where
+    there is none, the thread's own), or number ``lane`` (idx)."""
     b = t.b
     if v.dtype == f32:
-        return Val(_shuffle(t, "f32", "float", v.text, distance), f32)
+        return Val(_shuffle(t, "f32", "float", v.text, lane, mode), f32)
     word = bits(b, v, i64) if v.dtype.name == "f64" else v
     if v.dtype.bits == 64:
-        low = _shuffle(t, "i32", "i32", b.pure(f"trunc i64 {word.text} to i32"), distance)
+        low = _shuffle(t, "i32", "i32", b.pure(f"trunc i64 {word.text} to i32"), lane, mode)
         above = b.pure(f"lshr i64 {word.text}, 32")
-        high = _shuffle(t, "i32", "i32", b.pure(f"trunc i64 {above} to i32"), distance)
+        high = _shuffle(t, "i32", "i32", b.pure(f"trunc i64 {above} to i32"), lane, mode)
         upper = b.pure(f"shl i64 {b.pure(f'zext i32 {high} to i64')}, 32")
         whole = b.pure(f"or i64 {upper}, {b.pure(f'zext i32 {low} to i64')}")
         return bits(b, Val(whole, i64), v.dtype)
     if v.dtype.bits == 32:
-        return Val(_shuffle(t, "i32", "i32", v.text, distance), v.dtype)
+        return Val(_shuffle(t, "i32", "i32", v.text, lane, mode), v.dtype)
     wide = b.pure(f"zext {v.type} {v.text} to i32")
-    return Val(b.pure(f"trunc i32 {_shuffle(t, 'i32', 'i32', wide, distance)} to {v.type}"), v.dtype)
+    return Val(b.pure(f"trunc i32 {_shuffle(t, 'i32', 'i32', wide, lane, mode)} to {v.type}"), v.dtype)
 
 
-def _shuffle(t: Thread, name: str, type_: str, text: str, distance: int) -> str:
-    function = f"llvm.nvvm.shfl.sync.bfly.{name}"
+def _shuffle(t: Thread, name: str, type_: str, text: str, lane: int | str, mode: str) -> str:
+    function = f"llvm.nvvm.shfl.sync.{mode}.{name}"
     t.b.module.declare(function, type_, f"i32, {type_}, i32, i32")
     total = t.threads["x"] * t.threads["y"]
     members = -1 if total >= 32 else (1 << total) - 1
-    return t.b.op(f"call {type_} @{function}(i32 {members}, {type_} {text}, i32 {distance}, i32 31)")
+    last = 0 if mode == "up" else 31
+    return t.b.op(f"call {type_} @{function}(i32 {members}, {type_} {text}, i32 {lane}, i32 {last})")

@@ -15,6 +15,7 @@ from lowc.backends.nvptx import access
 from lowc.backends.nvptx.combine import Exchange, across, barrier, linear, merge
 from lowc.backends.nvptx.operations import apply
 from lowc.backends.nvptx.plan import Plan, dimension, scans, updates
+from lowc.backends.nvptx.scan import Scan
 from lowc.backends.nvptx.thread import (
     Group,
     Lanes,
@@ -190,7 +191,8 @@ class Emitter:
             self.t.groups[var.name] = group
             self.t.variables.pop(var.name, None)
 
-    def update(self, stmt: Update) -> None:
+    def contributions(self, stmt: Update) -> list[list[Val]]:
+        """What an update adds, for each lane: the identity where its mask is off."""
         group = self.t.groups[stmt.vars[0].name]
         values = [self.eval(v) for v in stmt.values]
         mask = None if stmt.mask is None else self.eval(stmt.mask)
@@ -202,6 +204,11 @@ class Emitter:
                 held = access.lane(mask, n)
                 one = [select(self.b, held, v, start) for v, (_, start) in zip(one, group.vars, strict=True)]
             new.append(one)
+        return new
+
+    def update(self, stmt: Update) -> None:
+        group = self.t.groups[stmt.vars[0].name]
+        new = self.contributions(stmt)
         if len(group.places) == 1:
             new = [self.tree(group.reducer, new)]
         for places, one in zip(group.places, new, strict=True):
@@ -354,7 +361,11 @@ class Emitter:
         covered = proven(axis.extent - width)
         inside = "" if covered else self.within(tid, axis.extent)
         outer, t.open = t.open, t.open | {d}
-        if id(stmt) not in self.plan.collective:
+        if id(stmt) in self.plan.scans:
+            t.axes[axis.name] = (tid, 32)
+            scan = Scan(t, self.exchange, self.plan.scans[id(stmt)], self.body, self.contributions, self.loops > 0)
+            scan.run(stmt, self.also(t.active, inside))
+        elif id(stmt) not in self.plan.collective:
             t.axes[axis.name] = (tid, 32) if width > 1 else 0
             self.under(self.also(t.active, inside), lambda: self.scoped(stmt.body))
         else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from lowc.errors import CodegenError
 from lowc.ir.index import Axis, Index, Opaque, atoms, ix
 from lowc.ir.nodes import Acc, Alloc, Barrier, Expr, For, If, Kernel, Let, Load, Stmt, Store, Update, Var
+from lowc.ir.scan import outer_updates, running, walk_in_order
 from lowc.ir.walk import exprs, indices, parts, statements
 
 MAX_THREADS = 1024
@@ -25,7 +26,8 @@ class Plan:
 
     ``collective``: ids of statements in which threads wait for one another, so that all must walk through.  ``distributed``:
     by the name of a @local buffer, how many of its leading indices are threads.  ``varying``: axes and lets that differ from
-    thread to thread.  ``indexing``: axes that index @local memory.
+    thread to thread.  ``indexing``: axes that index @local memory.  ``scans``: by the id of a thread loop, the accumulators of
+    which it holds prefixes; they are whole in every thread between the loops, and so not in ``over``.
     """
 
     threads: dict[str, int] = field(default_factory=lambda: {"x": 1, "y": 1})
@@ -34,6 +36,7 @@ class Plan:
     distributed: dict[str, int] = field(default_factory=dict[str, int])
     varying: set[str] = field(default_factory=set[str])
     indexing: set[str] = field(default_factory=set[str])
+    scans: dict[int, frozenset[str]] = field(default_factory=dict[int, frozenset[str]])
 
 
 @dataclass(slots=True)
@@ -65,6 +68,7 @@ def plan(kernel: Kernel) -> Plan:
         _distribute(walk, name, places)
     used = frozenset(d for d, n in found.threads.items() if n > 1)
     found.over = {name: dims & used for name, dims in found.over.items()}
+    _scans(found, kernel)
     _mark(found, kernel.body)
     return found
 
@@ -133,6 +137,25 @@ def _distribute(w: _Walk, name: str, places: list[tuple[Index, ...]]) -> None:
                 w.plan.indexing.add(axis)
 
 
+def _scans(p: Plan, kernel: Kernel) -> None:
+    """Finds the thread loops that read what threads accumulate together."""
+    loops = [s for s in statements(kernel.body) if isinstance(s, For) and s.kind.name == "thread"]
+    scanned = {u.vars[0].name for s in loops for u in running(s) if p.over.get(u.vars[0].name)}
+    for loop in loops:
+        found = frozenset(u.vars[0].name for u in outer_updates(loop)) & scanned
+        for name in sorted(found):
+            if p.over[name] != {"x"} or dimension(loop) != "x":
+                raise CodegenError(
+                    f"{name} is scanned along {', '.join(sorted(p.over[name]))}; scans are along x"
+                )
+            if why := walk_in_order(loop, name):
+                raise CodegenError(why)
+        if found:
+            p.scans[id(loop)] = found
+    for name in scanned:
+        p.over[name] = NONE
+
+
 def _axis(index: Index) -> str:
     """The name of the axis that ``index`` is, if it is one."""
     for atom in atoms(index):
@@ -154,6 +177,9 @@ def _mark(p: Plan, body: Sequence[Stmt]) -> bool:
             )
         elif isinstance(stmt, For | If):
             waits = _mark(p, stmt.body)
+            if waits and isinstance(stmt, For) and id(stmt) in p.scans:
+                raise CodegenError(f"threads that wait for one another inside the scan over {stmt.axis}")
+            waits = waits or id(stmt) in p.scans
         if waits:
             p.collective.add(id(stmt))
             any_ = True

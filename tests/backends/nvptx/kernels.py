@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from lowc.ir.ops import APPROXIMATE, MATHS, OPS
 from lowc.ir.types import DTYPES, DType
+from tests.backends.nvptx.scans import SCANS, TOLERANCES
 
 COUNT = 510
 
@@ -584,3 +585,10 @@ CASES |= {
 CASES |= {f"ops_{t}": _ops(t) for t in NUMBERS if t.bits != 16 or t.kind != "f"}
 CASES |= {f"maths_{name}": _maths(name) for name in sorted(MATHS)}
 CASES |= {f"casts_{t}": _casts(t) for t in NUMBERS}
+CASES |= {
+    name: Case(text, tolerance=TOLERANCES.get(name, 0.0), special="special" in name, small="small" in name)
+    for name, text in SCANS.items()
+}
+CASES["scan_dynamic"] = Case(
+    SCANS["scan_dynamic"], ({"n": 1}, {"n": 63}, {"n": 64}, {"n": 65}, {"n": 200}), tolerance=1e-5
+)

@@ -19,6 +19,7 @@ from lowc.ir.nodes import Kernel
 
 GUARD = 256
 CALLS = ("tid.x", "tid.y", "ctaid.x")
+SHUFFLES = ("bfly", "up", "idx")
 
 
 class Block:
@@ -32,14 +33,21 @@ class Block:
         self.warps = [threading.Barrier(min(32, count)) for _ in range(-(-count // 32))]
         self.words: list[Any] = [0] * count
 
-    def shuffle(self, mask: int, value: Any, distance: int, clamp: int) -> Any:
+    def shuffle(self, mode: str, value: Any, distance: int) -> Any:
         me = self.local.thread
         warp = self.warps[me // 32]
         self.words[me] = value
         warp.wait(20)
-        other = self.words[me ^ distance]
+        other = self.words[self.source(mode, me, distance)]
         warp.wait(20)
         return other
+
+    def source(self, mode: str, me: int, distance: int) -> int:
+        if mode == "bfly":
+            return me ^ distance
+        if mode == "idx":
+            return me // 32 * 32 + distance
+        return me - distance if me % 32 >= distance else me
 
     def barrier(self, number: int) -> None:
         self.all.wait(20)
@@ -59,7 +67,8 @@ def _translated(text: str, shared: int) -> str:
     for name in CALLS:
         text = text.replace(f"llvm.nvvm.read.ptx.sreg.{name}", "sim_" + name.replace(".", "_"))
     for kind in ("i32", "f32"):
-        text = text.replace(f"llvm.nvvm.shfl.sync.bfly.{kind}", f"sim_shuffle_{kind}")
+        for mode in SHUFFLES:
+            text = text.replace(f"llvm.nvvm.shfl.sync.{mode}.{kind}", f"sim_shuffle_{mode}_{kind}")
     for name, short in (("ex2.approx.f", "ex2"), ("rcp.approx.ftz.f", "rcp")):
         text = text.replace(f"llvm.nvvm.{name}", f"sim_{short}")
     return text.replace("llvm.nvvm.barrier.cta.sync.aligned.all", "sim_barrier")
@@ -81,16 +90,21 @@ class Simulator:
         int_, float_ = ctypes.c_int32, ctypes.c_float
         shuffle = self.block.shuffle
         x = entry.threads[0]
-        functions = {
+        functions: dict[str, Any] = {
             "sim_tid_x": ctypes.CFUNCTYPE(int_)(lambda: self.block.local.thread % x),
             "sim_tid_y": ctypes.CFUNCTYPE(int_)(lambda: self.block.local.thread // x),
             "sim_ctaid_x": ctypes.CFUNCTYPE(int_)(lambda: self.block.number),
-            "sim_shuffle_i32": ctypes.CFUNCTYPE(int_, int_, int_, int_, int_)(shuffle),
-            "sim_shuffle_f32": ctypes.CFUNCTYPE(float_, int_, float_, int_, int_)(shuffle),
             "sim_ex2": ctypes.CFUNCTYPE(float_, float_)(lambda x: _f32(np.exp2, x)),
             "sim_rcp": ctypes.CFUNCTYPE(float_, float_)(lambda x: _f32(np.reciprocal, x)),
             "sim_barrier": ctypes.CFUNCTYPE(None, int_)(self.block.barrier),
         }
+        for mode in SHUFFLES:
+            for name, type_ in (("i32", int_), ("f32", float_)):
+                # the mode bound now: a function of Python for each
+                call: Any = lambda mask, value, distance, clamp, mode=mode: shuffle(mode, value, distance)  # noqa: E731
+                functions[f"sim_shuffle_{mode}_{name}"] = ctypes.CFUNCTYPE(type_, int_, type_, int_, int_)(
+                    call
+                )
         self.kept = functions
         imports = {n: ctypes.cast(f, ctypes.c_void_p).value or 0 for n, f in functions.items()}
         features = ",".join(f"+{f}" for f, on in llvm.get_host_cpu_features().items() if on)

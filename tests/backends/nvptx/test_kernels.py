@@ -98,6 +98,11 @@ COUNTS: dict[str, dict[str, int]] = {
     "loop_of_rows": {"bar.sync": 4},
     "gather": {"ld.global.nc.v4": 1, "st.global.v4": 1},
     "scatter_add": {"atom.global.add.f32": 1, "atom.global.add.u64": 1, "cas": 6},
+    "scan_rows": {"ld.global.nc.v4": 2, "st.global.v4": 2, "bar.sync": 2, "shfl": 40, "st.shared": 2},
+    "scan_tail": {"bar.sync": 2, "shfl": 9},
+    "scan_and_sums": {"ld.global.nc.v4": 1, "st.global.v4": 1, "bar.sync": 2, "shfl": 24},
+    "scan_warps": {"bar.sync": 0, "shfl": 14},
+    "scan_warps_of_1024": {"bar.sync": 1, "shfl": 13},
     "histogram": {"ld.global.nc.v4": 1, "atom.shared.add": 16, "bar.sync": 2},
 }
 
