@@ -61,12 +61,13 @@ def walk_in_order(loop: For, name: str) -> str:
     found = [s for s in statements(loop.body) if isinstance(s, Update) and s.vars[0].name == name]
     if len(found) != 1:
         return f"{name} is updated {len(found)} times in {loop.axis}, which reads it"
-    if in_order(loop.body, found[0]):
-        return ""
-    inner = next((s for s in loop.body if isinstance(s, For) and any(u is found[0] for u in s.body)), None)
-    if inner is None or inner.kind.name != "vector":
-        return f"the update of {name}, which is read in {loop.axis}, is no statement of it or of a vector loop in it"
     names = {v.name for v in found[0].vars}
-    if not in_order(inner.body, found[0]) or any(s is not inner and read((s,)) & names for s in loop.body):
+    around = [s for s in loop.body if isinstance(s, For) and any(u is found[0] for u in s.body)]
+    if not any(s is found[0] for s in loop.body) and not (around and around[0].kind.name == "vector"):
+        return f"the update of {name}, which is read in {loop.axis}, is no statement of it or of a vector loop in it"
+    body = around[0].body if around else loop.body
+    if not in_order(body, found[0]) or (
+        around and any(s is not around[0] and read((s,)) & names for s in loop.body)
+    ):
         return f"{name} is read in {loop.axis} elsewhere than after its update"
     return ""

@@ -183,7 +183,10 @@ def test_on_device(device: Device, name: str) -> None:
 
 def test_repeatable(device: Device) -> None:
     """Sums come out the same, bit for bit, each time."""
-    for name in ("softmax", "layernorm", "clamped_rows", "column_sum", "narrow_columns", "loop_of_rows"):
+    for name in (
+        "softmax", "layernorm", "clamped_rows", "column_sum", "narrow_columns", "loop_of_rows",
+        "scan_rows", "scan_tail", "scan_warps",
+    ):  # fmt: skip
         kernel = parse_kernel(CASES[name].text)
         loaded = Loaded(device, kernel)
         rng = np.random.default_rng(7)
