@@ -10,6 +10,7 @@ Not a computer algebra system: no division of polynomials by polynomials beyond 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 
 
@@ -423,8 +424,12 @@ def _ranged(index: Index) -> list[Axis | Mod]:
     return [a for m, _ in index.terms for a in m if isinstance(a, Axis | Mod)]
 
 
+@lru_cache(1 << 14)
 def _symbolic_lower_bound(index: Index) -> int | None:
-    """The bound once only symbols and other atoms are left: each symbol is moved to start at 0, then signs decide."""
+    """The bound once only symbols and other atoms are left: each symbol is moved to start at 0, then signs decide.
+
+    Remembered: in nested blocks each extent is a minimum over extents further out, and each would be asked for four times.
+    """
     total = 0
     for monomial, coefficient in _shifted(index).terms:
         low, high = 1, 1
