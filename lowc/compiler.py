@@ -14,6 +14,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,7 @@ def compile_artifact(
         module = lower(graph, options, forbidden)
     trace.dump("lowering", lambda: pipeline.listing(module, options))
     if kind == "cuda":
-        return _compile_gpu(module, int(index or 0), options, trace)
+        return _compile_gpu(module, int(index or 0), _with_stream(options, graph), trace)
     if options.isa == "interp":
         return _interpreted(module)
     from lowc.backends import x86
@@ -165,6 +166,13 @@ def _interpreted(module: Module) -> tuple[Artifact, Bind]:
     from lowc.runtime.program import bind
 
     return interpreted.artifact(module), lambda made, constants: bind(made, interpreted.natives(made), constants)
+
+
+def _with_stream(options: Options, graph: Graph) -> Options:
+    """Stream "auto" decided: training runs on the caller's, so that activations are freed once the backward pass used them."""
+    if options.stream != "auto":
+        return options
+    return replace(options, stream="caller" if graph.name in ("forward", "backward") else "own")
 
 
 def _compile_gpu(module: Module, index: int, options: Options, trace: Trace) -> tuple[Artifact, Bind]:

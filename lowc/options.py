@@ -26,7 +26,7 @@ class Row:
 ROWS: tuple[Row, ...] = (
     Row("isa", "auto", ("auto", "sse2", "avx2", "avx512", "interp"), True, "LOWC_ISA", "instruction set; interp: no code"),
     Row("threads", True, (True, False), True, "", "run large kernels on torch's OpenMP threads"),
-    Row("stream", "own", ("own", "caller"), False, "LOWC_STREAM", "GPU: run on lowc's own streams, or on the caller's"),
+    Row("stream", "auto", ("auto", "own", "caller"), False, "LOWC_STREAM", "GPU: lowc's own streams or the caller's"),
     Row("strict_errors", False, (True, False), False, "", "raise where a kernel has no code, instead of running it in ATen"),
     Row("fallback_random", True, (True,), True, "", "random numbers are ATen's own"),
     Row("check", False, (True, False), False, "LOWC_CHECK", "verify after every pass"),
@@ -44,7 +44,7 @@ class Options:
 
     isa: str = "auto"
     threads: bool = True
-    stream: str = "own"
+    stream: str = "auto"
     strict_errors: bool = False
     fallback_random: bool = True
     check: bool = False

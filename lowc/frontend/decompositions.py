@@ -11,7 +11,7 @@ Left whole on purpose, because torch's decomposition differs from eager:
 * shape of the second result: _scaled_dot_product_flash_attention_for_cpu.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,7 +26,18 @@ from lowc.frontend.decomp_foreach import foreach_decompositions
 
 def channel_shuffle(self: Tensor, groups: int) -> Tensor:
     mixed = self.unflatten(1, (groups, self.shape[1] // groups)).transpose(1, 2).flatten(1, 2)
+    if self.device.type != "cpu":
+        return mixed.contiguous()
     return mixed.contiguous(memory_format=suggest_memory_format(self))
+
+
+def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """On a GPU the result is contiguous, while the fake tensor of the whole op has the strides of ``self``."""
+    if self.device.type == "cpu":
+        return NotImplemented
+    from torch._decomp import decomposition_table
+
+    return decomposition_table[torch.ops.aten.roll.default](self, shifts, dims).contiguous()
 
 
 def conj(self: Tensor | complex) -> Tensor:
@@ -64,13 +75,14 @@ OWN: dict[str, Callable[..., Any]] = {
     "huber_loss_backward.default": loss.huber_loss_backward,
     "native_dropout.default": loss.native_dropout,
     "channel_shuffle.default": channel_shuffle,
+    "roll.default": roll,
     "_conj.default": conj,
     "_neg_view.default": neg_view,
 }
 
 # Taken apart even where lowering has a kernel: the fake tensor of the whole op has other strides than eager, which everything
 # after it would inherit; and lazily conjugated or negated tensors cannot be imported.
-ALWAYS = frozenset({"aten.channel_shuffle.default", "aten._conj.default", "aten._neg_view.default"})
+ALWAYS = frozenset({"aten.roll.default", "aten.channel_shuffle.default", "aten._conj.default", "aten._neg_view.default"})
 
 TORCHS = """
     _fused_rms_norm_backward.default _prelu_kernel.default _prelu_kernel_backward.default _safe_softmax.default
@@ -90,7 +102,7 @@ TORCHS = """
     logsumexp.default masked_fill.Scalar masked_fill.Tensor mish.default mish_backward.default mse_loss.default
     nan_to_num.default nansum.default native_dropout_backward.default new_full.default new_ones.default
     new_zeros.default norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype ones.default
-    ones_like.default pixel_shuffle.default pixel_unshuffle.default rad2deg.default roll.default rot90.default
+    ones_like.default pixel_shuffle.default pixel_unshuffle.default rad2deg.default rot90.default
     rsub.Scalar rsub.Tensor select_backward.default sgn.default sigmoid_backward.default silu.default
     silu_backward.default sinc.default slice_backward.default smooth_l1_loss.default soft_margin_loss.default
     soft_margin_loss_backward.default softplus.default softplus_backward.default softshrink.default

@@ -35,11 +35,13 @@ FORMATS = {
 
 
 def approximate_exp(e: Emit, x: Expr) -> Expr:
-    """exp(x) of f32 for finite x, or NaN, by the target's 2**y: y is x log2(e) rounded, and what rounding lost is made good."""
+    """exp(x) of f32 for x from -151 to 129, or NaN: x log2(e) is split into an integer, whose power of two the target gives
+    exactly, and a small rest, for which its error is least.  (2**128 is no number, and 2 * 2**127 may be none.)"""
     high, low = tables.LOG2_E_PARTS
-    y = e.let(e.mul(x, high))
-    lost = e.mad(x, low, e.mad(x, high, e.neg(y)))
-    return e.mul(e.ex2(y), e.mad(lost, tables.LN2_NEAREST, e.of(1.0, x)))
+    n, _ = e.nearest(x, high)
+    n = e.let(e.cap_at(n, 127.0))
+    rest = e.mad(x, low, e.mad(x, high, e.neg(n)))
+    return e.mul(e.ex2(rest), e.ex2(n))
 
 
 def reduced_exp(e: Emit, x: Expr) -> tuple[Expr, Expr, Expr]:

@@ -80,12 +80,13 @@ def bind(
     """The program of ``artifact`` on device ``index``.
 
     ``walker``: address of the walker of launch tables.  ``constants`` are the last inputs.  ``on``: the device, if it is known.
+    (Stream "auto" is "own" here; the compiler, which knows what the graph is for, has decided.)
     Raises LowcError if there is no driver, it rejects the code, or a size cannot be found.
     """
     options = options or Options()
     on = on or device(index, walker)
     loaded = load(artifact, on, dump=options.dump)
-    own = options.stream == "own" and bool(loaded.functions)
+    own = options.stream != "caller" and bool(loaded.functions)
     text = host.render(artifact, loaded.plan, len(constants), own=own)
     around = Calls(on, own=own, switch=bool(text.ops or text.into), sides=loaded.plan.sides)
     names = _names(artifact, loaded, text, around) | shared_names(text, loaded.functions)

@@ -249,7 +249,7 @@ def test_the_callers_work_waits_for_a_call(options: Options) -> None:
 
 
 def test_without_the_join_it_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, stream = simple(cycles=400_000), torch.cuda.Stream()
+    program, stream = simple(cycles=4_000_000), torch.cuda.Stream()
     monkeypatch.setattr(Calls, "leave", lambda calls, lane: calls._give(lane))
     found = wrong_results(program, 20, stream)
     torch.cuda.synchronize()
