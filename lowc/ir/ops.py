@@ -135,6 +135,7 @@ OPS: dict[str, OpRow] = {
         OpRow("copysign", 2, "f", "same", np.copysign),
         # instructions of GPUs, a few units in the last place off: 2**x, 1/x (for normal x and 1/x)
         OpRow("ex2", 1, "f", "same", np.exp2),
+        OpRow("ex2_normal", 1, "f", "same", np.exp2),  # where neither x nor 2**x is denormal
         OpRow("rcp", 1, "f", "same", np.reciprocal),
         # rounding to integral values
         OpRow("floor", 1, "f", "same", np.floor),
@@ -197,7 +198,7 @@ OPS: dict[str, OpRow] = {
 
 MATHS = frozenset(name for name, row in OPS.items() if row.ulp)
 CHECKS = frozenset({"check_index", "check_nonzero"})
-APPROXIMATE = frozenset({"ex2", "rcp"})  # instructions that only targets with the ability "ex2" have
+APPROXIMATE = frozenset({"ex2", "ex2_normal", "rcp"})  # instructions that only targets with the ability "ex2" have
 
 
 @dataclass(frozen=True, slots=True)

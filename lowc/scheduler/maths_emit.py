@@ -99,9 +99,9 @@ class Emit:
     def abs(self, a: Expr) -> Expr:
         return Op("abs", (a,), a.dtype)
 
-    def ex2(self, a: Expr) -> Expr:
-        """2**a, where ``approximate``."""
-        return Op("ex2", (a,), a.dtype)
+    def ex2(self, a: Expr, normal: bool = False) -> Expr:
+        """2**a, where ``approximate``; ``normal``: 2**a is not denormal, and a denormal ``a`` may count as 0."""
+        return Op("ex2_normal" if normal else "ex2", (a,), a.dtype)
 
     def quotient(self, a: Operand, b: Expr) -> Expr:
         """a / b for b from 1 to 2**60: within two units in the last place where ``approximate``."""

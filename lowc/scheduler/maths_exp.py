@@ -41,7 +41,7 @@ def approximate_exp(e: Emit, x: Expr) -> Expr:
     n, _ = e.nearest(x, high)
     n = e.let(e.cap_at(n, 127.0))
     rest = e.mad(x, low, e.mad(x, high, e.neg(n)))
-    return e.mul(e.ex2(rest), e.ex2(n))
+    return e.mul(e.ex2(rest, normal=True), e.ex2(n))
 
 
 def reduced_exp(e: Emit, x: Expr) -> tuple[Expr, Expr, Expr]:

@@ -97,6 +97,10 @@ def _ex2(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[s
     return _approximate(b, "llvm.nvvm.ex2.approx.f", args[0])
 
 
+def _ex2_normal(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
+    return _approximate(b, "llvm.nvvm.ex2.approx.ftz.f", args[0])
+
+
 def _rcp(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
     return _approximate(b, "llvm.nvvm.rcp.approx.ftz.f", args[0])
 
@@ -208,5 +212,6 @@ FUNCTIONS: dict[str, Row] = {
     "ldexp": _ldexp,
     "rsqrt": _rsqrt,
     "ex2": _ex2,
+    "ex2_normal": _ex2_normal,
     "rcp": _rcp,
 }

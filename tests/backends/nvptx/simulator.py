@@ -69,7 +69,7 @@ def _translated(text: str, shared: int) -> str:
     for kind in ("i32", "f32"):
         for mode in SHUFFLES:
             text = text.replace(f"llvm.nvvm.shfl.sync.{mode}.{kind}", f"sim_shuffle_{mode}_{kind}")
-    for name, short in (("ex2.approx.f", "ex2"), ("rcp.approx.ftz.f", "rcp")):
+    for name, short in (("ex2.approx.f", "ex2"), ("ex2.approx.ftz.f", "ex2"), ("rcp.approx.ftz.f", "rcp")):
         text = text.replace(f"llvm.nvvm.{name}", f"sim_{short}")
     return text.replace("llvm.nvvm.barrier.cta.sync.aligned.all", "sim_barrier")
 

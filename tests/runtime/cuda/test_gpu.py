@@ -249,8 +249,8 @@ def test_the_callers_work_waits_for_a_call(options: Options) -> None:
 
 
 def test_without_the_join_it_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, stream = simple(cycles=4_000_000), torch.cuda.Stream()
-    monkeypatch.setattr(Calls, "leave", lambda calls, lane: calls._give(lane))
+    monkeypatch.setattr(Calls, "leave", lambda calls, lane: calls._give(lane))  # before the program binds it
+    program, stream = simple(cycles=400_000), torch.cuda.Stream()
     found = wrong_results(program, 20, stream)
     torch.cuda.synchronize()
     assert found > 0
