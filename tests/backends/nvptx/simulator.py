@@ -69,7 +69,7 @@ def _translated(text: str, shared: int) -> str:
     for kind in ("i32", "f32"):
         for mode in SHUFFLES:
             text = text.replace(f"llvm.nvvm.shfl.sync.{mode}.{kind}", f"sim_shuffle_{mode}_{kind}")
-    for name, short in (("ex2.approx.f", "ex2"), ("ex2.approx.ftz.f", "ex2"), ("rcp.approx.ftz.f", "rcp")):
+    for name, short in (("ex2.approx.ftz.f", "ex2_normal"), ("ex2.approx.f", "ex2"), ("rcp.approx.ftz.f", "rcp")):
         text = text.replace(f"llvm.nvvm.{name}", f"sim_{short}")
     return text.replace("llvm.nvvm.barrier.cta.sync.aligned.all", "sim_barrier")
 
@@ -95,6 +95,7 @@ class Simulator:
             "sim_tid_y": ctypes.CFUNCTYPE(int_)(lambda: self.block.local.thread // x),
             "sim_ctaid_x": ctypes.CFUNCTYPE(int_)(lambda: self.block.number),
             "sim_ex2": ctypes.CFUNCTYPE(float_, float_)(lambda x: _f32(np.exp2, x)),
+            "sim_ex2_normal": ctypes.CFUNCTYPE(float_, float_)(lambda x: _f32(np.exp2, x)),
             "sim_rcp": ctypes.CFUNCTYPE(float_, float_)(lambda x: _f32(np.reciprocal, x)),
             "sim_barrier": ctypes.CFUNCTYPE(None, int_)(self.block.barrier),
         }
