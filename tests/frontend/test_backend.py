@@ -220,7 +220,8 @@ def test_ops_that_check_their_results(name: str, grad: bool) -> None:
             got.sum().backward()
             want.sum().backward()
             torch.testing.assert_close(ours.grad, eager.grad)
-    if name == "inv":
+    # before 2.13 AOTAutograd itself drops the op that checks
+    if name == "inv" and tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13):
         with pytest.raises(torch.linalg.LinAlgError, match="singular"):
             compiled(torch.zeros(4, 4, requires_grad=grad))
 
