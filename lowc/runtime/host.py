@@ -137,6 +137,13 @@ class Renderer:
         if self.placed:
             self._require((module.workspace,))
             self.emit(f"ws = take({text(module.workspace)})")
+        self._steps()
+        if self.placed:
+            self.emit("give(ws)")
+        self._return()
+
+    def _steps(self) -> None:
+        """The steps of the program, and the outputs that none of them makes."""
         if not self.single and any(isinstance(step, Native) for step in self.artifact.program):
             self.emit("slots = new_slots()")
         for number, step in enumerate(self.artifact.program):
@@ -148,11 +155,11 @@ class Renderer:
         for name, buffer in self.returned.items():
             if name not in self.alive:
                 self._allocate(buffer)
-        if self.placed:
-            self.emit("give(ws)")
+
+    def _return(self) -> None:
         if self.written:
             self.emit(f"bumped({', '.join(self.name(n) for n in sorted(self.written))})")
-        self.emit("return [" + ", ".join(self.arg(a) for a in module.outputs) + "]")
+        self.emit("return [" + ", ".join(self.arg(a) for a in self.module.outputs) + "]")
         self.host.source += function_text("call", self.lines)
 
     def check(self) -> None:

@@ -6,7 +6,8 @@ from lowc.backends.llvm import literals
 from lowc.backends.llvm.builder import Builder
 from lowc.backends.llvm.types import vector
 from lowc.backends.llvm.values import Val, binary, bits, const, intrinsic, select
-from lowc.ir.types import DType, bool_, f64, i32, i64
+from lowc.errors import CodegenError
+from lowc.ir.types import DType, bf16, bool_, f32, f64, i32, i64
 
 Row = Callable[[Builder, list[Val], DType, int, frozenset[str]], Val]
 Quotient = Callable[[Builder, Val, Val, bool, frozenset[str]], Val]
@@ -28,6 +29,20 @@ def absolute(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozens
         return args[0]
     negative = binary(b, "lt", args[0], const(0, dtype, lanes))
     return select(b, negative, neg(b, args, dtype, lanes, ops), args[0])
+
+
+def choose(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
+    return select(b, *args)
+
+
+def reinterpret(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
+    if args[0].dtype.bits != dtype.bits:
+        raise CodegenError(f"bitcast from {args[0].dtype} to {dtype}: sizes differ")
+    return bits(b, args[0], dtype)
+
+
+def inverse_root(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
+    return binary(b, "div", const(1.0, dtype, lanes), intrinsic(b, "sqrt", args, lanes))
 
 
 def extreme(compare: str) -> Row:
@@ -113,6 +128,23 @@ def by_steps(b: Builder, x: Val, n: Val, lanes: int) -> Val:
     biased = binary(b, "add", left, const(1023, i32, lanes))
     exponent = Val(b.pure(f"sext {biased.type} {biased.text} to {vector('i64', lanes)}"), i64, lanes)
     return binary(b, "mul", x, bits(b, shl(b, exponent, 52), f64))
+
+
+def widen_bf16(b: Builder, x: Val) -> Val:
+    """bf16 as f32: its bits are the upper half."""
+    wide = Val(b.pure(f"zext {x.type} {x.text} to {vector('i32', x.lanes)}"), i32, x.lanes)
+    return bits(b, shl(b, wide, 16), f32)
+
+
+def round_to_bf16(b: Builder, x: Val) -> Val:
+    """f32 to the nearest bf16, ties to even, by integers; a NaN stays one."""
+    lanes = x.lanes
+    word = bits(b, x, i32)
+    odd = binary(b, "and", lshr(b, word, 16), const(1, i32, lanes))
+    rounded = binary(b, "add", binary(b, "add", word, const(0x7FFF, i32, lanes)), odd)
+    nan = Val(b.pure(f"fcmp uno {x.type} {x.text}, {x.text}"), bool_, lanes)
+    high = lshr(b, select(b, nan, const(0x7FC00000, i32, lanes), rounded), 16)
+    return Val(b.pure(f"trunc {high.type} {high.text} to {vector('i16', lanes)}"), bf16, lanes)
 
 
 def shl(b: Builder, x: Val, count: int) -> Val:

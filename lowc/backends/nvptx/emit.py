@@ -8,6 +8,7 @@ a lane.  A thread walks through every statement in which threads wait for one an
 from collections.abc import Callable, Sequence
 from math import prod
 
+from lowc.backends.llvm.evaluation import evaluate_in_order
 from lowc.backends.llvm.types import constant as constant_text
 from lowc.backends.llvm.types import memory
 from lowc.backends.llvm.values import Val, binary, const, select
@@ -53,7 +54,7 @@ from lowc.ir.nodes import (
 )
 from lowc.ir.ops import FIRST_INDEX, identity
 from lowc.ir.types import DType, i64
-from lowc.ir.walk import children, statements
+from lowc.ir.walk import statements
 
 MAX_UNROLLED = 64  # iterations of a loop, and strips of a vector loop
 MAX_STRIPS = 8  # strips that are unrolled so that their loads are under way together
@@ -472,21 +473,8 @@ class Emitter:
     # ------------------------------------------------------------ expressions
 
     def eval(self, root: Expr) -> Vals:
-        """The value of ``root`` here.  (Not recursive: expressions may be deep.)"""
-        stack = [root]
-        while stack:
-            expr = stack[-1]
-            if id(expr) in self.memo:
-                stack.pop()
-                continue
-            first = expr.args[::2] if isinstance(expr, Op) and expr.name == "rarely" else children(expr)
-            missing = [c for c in first if id(c) not in self.memo]
-            if missing:
-                stack.extend(reversed(missing))
-                continue
-            self.memo[id(expr)] = self.evaluate(expr)
-            stack.pop()
-        return self.memo[id(root)]
+        """The value of ``root`` here."""
+        return evaluate_in_order(root, self.memo, self.evaluate)
 
     def evaluate(self, expr: Expr) -> Vals:
         """``expr``, whose parts are in the memo."""

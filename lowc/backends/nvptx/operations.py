@@ -9,19 +9,22 @@ from lowc.backends.llvm.rows import (
     Row,
     absolute,
     by_steps,
+    choose,
     extreme,
     integer_division,
-    lshr,
+    inverse_root,
     neg,
     not_,
+    reinterpret,
+    round_to_bf16,
     shift,
-    shl,
+    widen_bf16,
 )
 from lowc.backends.llvm.types import scalar
-from lowc.backends.llvm.values import Val, binary, bits, const, intrinsic, select, simple
+from lowc.backends.llvm.values import Val, binary, const, intrinsic, simple
 from lowc.backends.nvptx.remainder import fmod
 from lowc.errors import CodegenError
-from lowc.ir.types import DType, bool_, f16, f32, f64, i32, i64
+from lowc.ir.types import DType, f16, f32, f64, i32, i64
 
 MOVES = frozenset({"cast", "bitcast", "select"})
 AMPERE = "ampere"
@@ -71,26 +74,12 @@ def _mulhi(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset
     return Val(b.pure(f"trunc {wide} {high} to {narrow}"), dtype)
 
 
-def _bitcast(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
-    if args[0].dtype.bits != dtype.bits:
-        raise CodegenError(f"bitcast from {args[0].dtype} to {dtype}: sizes differ")
-    return bits(b, args[0], dtype)
-
-
-def _select(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
-    return select(b, *args)
-
-
 def _ldexp(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
     if dtype == f64:
         return by_steps(b, args[0], args[1], 0)
     # in f64 the scaled value is as good as exact, so that the conversion back is the only rounding
     x, n = (cast(b, a, f64, ops) for a in args)
     return cast(b, by_steps(b, x, n, 0), f32, ops)
-
-
-def _rsqrt(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
-    return binary(b, "div", const(1.0, dtype), intrinsic(b, "sqrt", args, 0))
 
 
 def _ex2(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
@@ -157,7 +146,7 @@ def _widen(b: Builder, x: Val) -> Val:
     if x.dtype == f16:
         half = b.pure(f"bitcast i16 {x.text} to half")
         return Val(b.pure(f"fpext half {half} to float"), f32)
-    return bits(b, shl(b, Val(b.pure(f"zext i16 {x.text} to i32"), i32), 16), f32)
+    return widen_bf16(b, x)
 
 
 def _narrow(b: Builder, x: Val, dtype: DType, ops: frozenset[str]) -> Val:
@@ -167,12 +156,7 @@ def _narrow(b: Builder, x: Val, dtype: DType, ops: frozenset[str]) -> Val:
     if AMPERE in ops:
         short = b.pure(f"fptrunc float {x.text} to bfloat")
         return Val(b.pure(f"bitcast bfloat {short} to i16"), dtype)
-    word = bits(b, x, i32)
-    odd = binary(b, "and", lshr(b, word, 16), const(1, i32))
-    rounded = binary(b, "add", binary(b, "add", word, const(0x7FFF, i32)), odd)
-    nan = Val(b.pure(f"fcmp uno float {x.text}, {x.text}"), bool_)
-    high = lshr(b, select(b, nan, const(0x7FC00000, i32), rounded), 16)
-    return Val(b.pure(f"trunc i32 {high.text} to i16"), dtype)
+    return round_to_bf16(b, x)
 
 
 def narrow_pair(b: Builder, x: Val, y: Val, dtype: DType) -> str:
@@ -207,10 +191,10 @@ FUNCTIONS: dict[str, Row] = {
     "floormod": integer_division("floormod", _quotient),
     "truncmod": integer_division("truncmod", _quotient),
     "cast": _cast,
-    "bitcast": _bitcast,
-    "select": _select,
+    "bitcast": reinterpret,
+    "select": choose,
     "ldexp": _ldexp,
-    "rsqrt": _rsqrt,
+    "rsqrt": inverse_root,
     "ex2": _ex2,
     "ex2_normal": _ex2_normal,
     "rcp": _rcp,

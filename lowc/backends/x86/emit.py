@@ -8,6 +8,7 @@ A kernel ``k(a: f32[…], …)`` becomes ``void @k(ptr %a, …, i64 %s0, …, pt
 from collections.abc import Callable, Sequence
 
 from lowc.backends.llvm.builder import Builder, ModuleText
+from lowc.backends.llvm.evaluation import evaluate_in_order
 from lowc.backends.llvm.types import constant as constant_text
 from lowc.backends.llvm.types import memory
 from lowc.backends.x86 import access, accumulators, parallel, transpose, vector
@@ -36,7 +37,7 @@ from lowc.ir.nodes import (
 )
 from lowc.ir.ops import identity
 from lowc.ir.types import i8, i64
-from lowc.ir.walk import children, statements, stores
+from lowc.ir.walk import statements, stores
 
 MAX_STACK = (
     1 << 20
@@ -289,23 +290,8 @@ class Emitter:
     # ------------------------------------------------------------ expressions
 
     def eval(self, root: Expr) -> Val:
-        """The value of ``root`` here: one for all lanes, or one a lane.  (Not recursive: expressions may be
-        deep.)
-        """
-        stack = [root]
-        while stack:
-            expr = stack[-1]
-            if id(expr) in self.memo:
-                stack.pop()
-                continue
-            first = expr.args[::2] if isinstance(expr, Op) and expr.name == "rarely" else children(expr)
-            missing = [c for c in first if id(c) not in self.memo]
-            if missing:
-                stack.extend(reversed(missing))
-                continue
-            self.memo[id(expr)] = self.evaluate(expr)
-            stack.pop()
-        return self.memo[id(root)]
+        """The value of ``root`` here: one for all lanes, or one a lane."""
+        return evaluate_in_order(root, self.memo, self.evaluate)
 
     def evaluate(self, expr: Expr) -> Val:
         """``expr``, whose parts are in the memo."""

@@ -11,18 +11,22 @@ from lowc.backends.llvm.rows import (
     Row,
     absolute,
     by_steps,
+    choose,
     extreme,
     integer_division,
-    lshr,
+    inverse_root,
     neg,
     not_,
+    reinterpret,
+    round_to_bf16,
     shift,
     shl,
+    widen_bf16,
 )
 from lowc.backends.llvm.types import scalar, vector
 from lowc.backends.llvm.values import Val, binary, bits, const, intrinsic, select, simple, splat
 from lowc.errors import CodegenError
-from lowc.ir.types import DType, bool_, f32, f64, i32, i64
+from lowc.ir.types import DType, f32, f64, i32, i64
 
 
 def apply(b: Builder, name: str, args: list[Val], dtype: DType, ops: frozenset[str]) -> Val:
@@ -127,16 +131,6 @@ def _quotient(b: Builder, x: Val, y: Val, literal: bool, ops: frozenset[str]) ->
         return cast(b, cast(b, ratio, i32, ops), dtype, ops)
     word = "fptosi" if dtype.kind == "i" else "fptoui"
     return Val(b.pure(f"{word} {ratio.type} {ratio.text} to {x.type}"), dtype, x.lanes)
-
-
-def _bitcast(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
-    if args[0].dtype.bits != dtype.bits:
-        raise CodegenError(f"bitcast from {args[0].dtype} to {dtype}: sizes differ")
-    return bits(b, args[0], dtype)
-
-
-def _select(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
-    return select(b, *args)
 
 
 def _mulhi(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
@@ -268,8 +262,7 @@ def _cast(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[
 def _widen_float(b: Builder, x: Val, ops: frozenset[str]) -> Val:
     lanes = x.lanes
     if x.dtype.name == "bf16":
-        wide = Val(b.pure(f"zext {x.type} {x.text} to {vector('i32', lanes)}"), i32, lanes)
-        return bits(b, shl(b, wide, 16), f32)
+        return widen_bf16(b, x)
     if "f16c" not in ops:
         raise CodegenError("no conversion from f16 without F16C")
     half = b.pure(f"bitcast {x.type} {x.text} to {vector('half', lanes)}")
@@ -283,12 +276,7 @@ def _narrow_float(b: Builder, x: Val, dtype: DType, ops: frozenset[str]) -> Val:
             raise CodegenError("no conversion to f16 without F16C")
         half = b.pure(f"fptrunc {x.type} {x.text} to {vector('half', lanes)}")
         return Val(b.pure(f"bitcast {vector('half', lanes)} {half} to {vector('i16', lanes)}"), dtype, lanes)
-    word = bits(b, x, i32)
-    odd = binary(b, "and", lshr(b, word, 16), const(1, i32, lanes))
-    rounded = binary(b, "add", binary(b, "add", word, const(0x7FFF, i32, lanes)), odd)
-    nan = Val(b.pure(f"fcmp uno {x.type} {x.text}, {x.text}"), bool_, lanes)
-    high = lshr(b, select(b, nan, const(0x7FC00000, i32, lanes), rounded), 16)
-    return Val(b.pure(f"trunc {high.type} {high.text} to {vector('i16', lanes)}"), dtype, lanes)
+    return round_to_bf16(b, x)
 
 
 # ---------------------------------------------------------------- the C maths library, lane by lane
@@ -323,10 +311,6 @@ def _sigmoid(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozens
     return binary(b, "div", one, binary(b, "add", one, power))
 
 
-def _rsqrt(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
-    return binary(b, "div", const(1.0, dtype, lanes), intrinsic(b, "sqrt", args, lanes))
-
-
 _FUNCTIONS: dict[str, Row] = {
     **{name: _libm(name) for name in LIBM},
     "neg": neg,
@@ -350,9 +334,9 @@ _FUNCTIONS: dict[str, Row] = {
     "floormod": integer_division("floormod", _quotient),
     "truncmod": integer_division("truncmod", _quotient),
     "cast": _cast,
-    "bitcast": _bitcast,
-    "select": _select,
+    "bitcast": reinterpret,
+    "select": choose,
     "ldexp": _ldexp,
     "sigmoid": _sigmoid,
-    "rsqrt": _rsqrt,
+    "rsqrt": inverse_root,
 }

@@ -28,7 +28,7 @@ from lowc.artifact import Artifact, Native
 from lowc.ir.index import Symbol, atoms, text
 from lowc.ir.nodes import Buffer, Extern, Launch
 from lowc.runtime.cuda.table import Plan
-from lowc.runtime.host import RESERVED, Host, Renderer, consecutive, function_text, views
+from lowc.runtime.host import RESERVED, Host, Renderer, consecutive, views
 
 HELPERS = ("begin", "enter", "handed", "here", "leave", "realigned", "stream", "workspace")
 ALIGNMENT = 16
@@ -84,33 +84,17 @@ class _DeviceRenderer(Renderer):
             self.indent = "    "
             self.emit("stream = here.work")
         self.inside = lanes and self.own_stream
-        if not self.single and has_natives:
-            self.emit("slots = new_slots()")
-        for number, step in enumerate(self.artifact.program):
-            if isinstance(step, Native):
-                self._native(step)
-            else:
-                self._extern(step)
-            self._free(number)
-        for name, buffer in self.returned.items():
-            if name not in self.alive:
-                self._allocate(buffer)
+        self._steps()
         if lanes:
             if self.plan.sides:
                 self.emit("here.done = True")
             self.indent = ""
             self.emit("finally:")
             self.emit("    leave(here)")
-        self._end()
-
-    def _end(self) -> None:
         own = [self.name(n) for n in self.handed if n in self.returned]
         if own:
             self.emit(f"handed({', '.join(own)})")
-        if self.written:
-            self.emit(f"bumped({', '.join(self.name(n) for n in sorted(self.written))})")
-        self.emit("return [" + ", ".join(self.arg(a) for a in self.module.outputs) + "]")
-        self.host.source += function_text("call", self.lines)
+        self._return()
 
     def _realign(self) -> None:
         wanted = aligned_inputs(self.artifact)
