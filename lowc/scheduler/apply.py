@@ -409,13 +409,8 @@ def _tile(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
     row, column = Axis(fresh(step.rows, taken), ix(size)), Axis(fresh(step.columns, taken), ix(size))
     row_position = (ix(row_block) * high + (row_tile if high > 1 else 0)) * size + row
     place = Substitution({loop.axis: row_position, columns.axis: ix(column_tile) * size + column})
-    staged: dict[int, tuple[Buffer, Load]] = {}
     body = place.body(columns.body)
-    for part in {id(p): p for s in statements(body) for e in exprs(s) for p in parts(e)}.values():
-        if isinstance(part, Load) and part.mask is None and transposed(part, row, column):
-            known = next((b for b, x in staged.values() if x.buffer is part.buffer and x.index == part.index), None)
-            buffer = known or Buffer(fresh(f"{part.buffer.name}_tile", taken), part.dtype, (ix(size * size),), (ix(1),), "local")
-            staged[id(part)] = (buffer, part)
+    staged = staged_loads(body, row, column, size * size, "local", taken)
     fills: list[Stmt] = []
     for buffer, part in {id(b): (b, p) for b, p in staged.values()}.values():
         fill_row, fill_column = Axis(fresh(step.rows, taken), ix(size)), Axis(fresh(step.columns, taken), ix(size))
@@ -423,10 +418,7 @@ def _tile(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
         store = Store(buffer, (ix(fill_row) * size + fill_column,), source)
         fills.append(Alloc(buffer))
         fills.append(For(fill_column, (For(fill_row, (store,)),), Kind("instr", 0, "transpose")))
-    memo: dict[int, Expr] = {
-        key: Load(buffer, (ix(row) * size + column,)) for key, (buffer, _) in staged.items()
-    }
-    inner = tuple([map_exprs(s, lambda e: rewrite(e, lambda p: p, memo)) for s in body])
+    inner = from_tiles(body, staged, ix(row) * size + column)
     rows_kind = Kind("unroll", size) if step.unroll else Kind()
     tile = (*fills, For(row, (bind(For(column, inner), Kind("vector", step.lanes)),), rows_kind))
     strip = (For(row_tile, tile),) if high > 1 else tile
@@ -438,7 +430,30 @@ def _tile(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
     return tuple(out)
 
 
-def transposed(load: Load, row: Axis, column: Axis) -> bool:
+def staged_loads(
+    body: Sequence[Stmt], row: Axis, column: Axis, count: int, space: str, taken: set[str]
+) -> dict[int, tuple[Buffer, Load]]:
+    """By ``id``, the loads of ``body`` that ``_transposed`` tells, each with the tile of ``count`` elements that it shall come
+    from: one for equal loads."""
+    staged: dict[int, tuple[Buffer, Load]] = {}
+    tiles: dict[tuple[int, tuple[Index, ...]], Buffer] = {}
+    for part in {id(p): p for s in statements(body) for e in exprs(s) for p in parts(e)}.values():
+        if isinstance(part, Load) and part.mask is None and _transposed(part, row, column):
+            key = id(part.buffer), part.index
+            if key not in tiles:
+                name = fresh(f"{part.buffer.name}_tile", taken)
+                tiles[key] = Buffer(name, part.dtype, (ix(count),), (ix(1),), space)
+            staged[id(part)] = (tiles[key], part)
+    return staged
+
+
+def from_tiles(body: Sequence[Stmt], staged: dict[int, tuple[Buffer, Load]], place: Index) -> tuple[Stmt, ...]:
+    """``body`` with the staged loads read from their tiles, at ``place``."""
+    memo: dict[int, Expr] = {key: Load(tile, (place,)) for key, (tile, _) in staged.items()}
+    return tuple([map_exprs(s, lambda e: rewrite(e, lambda p: p, memo)) for s in body])
+
+
+def _transposed(load: Load, row: Axis, column: Axis) -> bool:
     """Whether ``load`` is contiguous along ``row`` and strided along ``column``."""
     along, rest = split(load.index[0], row)
     across, rest = split(rest, column)

@@ -7,19 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import Axis, Index, constant, depends_on, floordiv, ix, minimum, mod, upper_bound
+from lowc.ir.index import Axis, Index, constant, floordiv, ix, minimum, mod, upper_bound
 from lowc.ir.nodes import (
     PARALLEL,
     Alloc,
     Barrier,
     Buffer,
-    Expr,
     For,
     If,
     Kernel,
     Kind,
     Let,
-    Load,
     Stmt,
     Store,
     Update,
@@ -27,19 +25,16 @@ from lowc.ir.nodes import (
 from lowc.ir.scan import in_order, outer_updates, running
 from lowc.ir.walk import (
     Substitution,
-    exprs,
     loads,
     make_kernel,
-    map_exprs,
     map_statements,
     names,
-    parts,
-    rewrite,
     statements,
     stores,
 )
 from lowc.scheduler import apply as common
 from lowc.scheduler.apply import at_loop, conflict
+from lowc.scheduler.nest import depends, numel
 from lowc.scheduler.rename import fresh
 
 BLOCK = Kind("block")
@@ -154,7 +149,7 @@ def _flatten(loop: For, step: Flatten, taken: set[str]) -> For:
     if [f.axis.name for f in nest] != list(step.axes):
         raise ScheduleError(f"loops over {', '.join(step.axes)} are not directly nested")
     for each in nest:
-        if any(depends_on(each.axis.extent, f.axis) for f in nest):
+        if depends(each, nest):
             raise ScheduleError(f"the extent of {each.axis.name} depends on another axis")
     flat = joined(nest, step.name, taken)
     independent = not any(conflict_of_threads(each) for each in nest)
@@ -177,10 +172,7 @@ def sunk(nest: For, lets: Sequence[Stmt]) -> tuple[For, ...]:
 
 def joined(nest: Sequence[For], name: str, taken: set[str]) -> For:
     """One loop over ``name`` for directly nested loops whose extents do not depend on one another."""
-    total = ix(1)
-    for each in nest:
-        total = total * each.axis.extent
-    flat = Axis(fresh(name, taken), total)
+    flat = Axis(fresh(name, taken), numel([each.axis.extent for each in nest]))
     rest: Index = ix(flat)
     where = Substitution()
     for each in reversed(nest):
@@ -300,14 +292,8 @@ def _transpose(loop: For, step: Transpose, taken: set[str]) -> For:
     row_tile, row, row_at = common.split_axes(loop.axis, size, taken)
     column_tile, column, column_at = common.split_axes(columns.axis, size, taken)
     body = Substitution({loop.axis: row_at, columns.axis: column_at}).body(columns.body)
-    staged: dict[int, tuple[Buffer, Load]] = {}
-    tiles: dict[tuple[int, tuple[Index, ...]], Buffer] = {}
-    for part in {id(p): p for s in statements(body) for e in exprs(s) for p in parts(e)}.values():
-        if isinstance(part, Load) and part.mask is None and common.transposed(part, row, column):
-            key = id(part.buffer), part.index
-            if key not in tiles:
-                tiles[key] = _tile_of(part, size, taken)
-            staged[id(part)] = (tiles[key], part)
+    # a square with a column more, so that a warp that reads down a column meets each bank once
+    staged = common.staged_loads(body, row, column, size * (size + 1), "shared", taken)
     if not staged:
         raise ScheduleError("nothing to transpose")
     fills: list[Stmt] = []
@@ -317,16 +303,9 @@ def _transpose(loop: For, step: Transpose, taken: set[str]) -> For:
         store = Store(tile, (ix(fill_column) * (size + 1) + fill_row,), source)
         fills.append(Alloc(tile))
         fills.append(_tile_loops(fill_column, fill_row, step, (store,), taken))
-    memo: dict[int, Expr] = {k: Load(b, (ix(column) * (size + 1) + row,)) for k, (b, _) in staged.items()}
-    compute = [map_exprs(s, lambda e: rewrite(e, lambda p: p, memo)) for s in body]
+    compute = common.from_tiles(body, staged, ix(column) * (size + 1) + row)
     inner = (*fills, _tile_loops(row, column, step, compute, taken))
     return For(row_tile, (For(column_tile, inner, BLOCK),), BLOCK)
-
-
-def _tile_of(load: Load, size: int, taken: set[str]) -> Buffer:
-    """A square with a column more, so that a warp that reads down a column meets each bank once."""
-    name = fresh(f"{load.buffer.name}_tile", taken)
-    return Buffer(name, load.buffer.dtype, (ix(size * (size + 1)),), (ix(1),), "shared")
 
 
 TILE_ROWS = 8  # rows of a tile that the threads of a block walk through at a time
@@ -353,8 +332,7 @@ def _barriers(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
                 stmt = For(stmt.axis, (*stmt.body, Barrier()), stmt.kind)
         elif isinstance(stmt, If):
             stmt = If(stmt.cond, _barriers(stmt.body))
-        reads = {id(a.buffer) for a in loads((stmt,)) if a.buffer.space != "local"}
-        writes = {id(s.buffer) for s in stores((stmt,)) if s.buffer.space != "local"}
+        reads, writes = common_memory((stmt,))
         if not written.isdisjoint(reads | writes) or not read.isdisjoint(writes):
             out.append(Barrier())
             written, read = set(), set()
@@ -364,8 +342,12 @@ def _barriers(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     return tuple(out)
 
 
+def common_memory(body: Sequence[Stmt]) -> tuple[set[int], set[int]]:
+    """``id`` of the buffers that ``body`` reads, and of those that it writes, which threads have in common."""
+    reads = {id(a.buffer) for a in loads(body) if a.buffer.space != "local"}
+    return reads, {id(s.buffer) for s in stores(body) if s.buffer.space != "local"}
+
+
 def _carries(body: Sequence[Stmt]) -> bool:
     """Whether one turn of a loop may meet what another has written."""
-    writes = {id(s.buffer) for s in stores(body) if s.buffer.space != "local"}
-    reads = {id(a.buffer) for a in loads(body) if a.buffer.space != "local"}
-    return len([s for s in body if isinstance(s, For)]) > 1 and bool(writes) and not writes.isdisjoint(reads | writes)
+    return len([s for s in body if isinstance(s, For)]) > 1 and bool(common_memory(body)[1])

@@ -11,7 +11,7 @@ block    small kernels of several nests: one block runs them all
 
 from collections.abc import Iterator, Sequence
 
-from lowc.ir.index import Axis, constant, depends_on, ix, split
+from lowc.ir.index import Axis, Index, constant, depends_on, ix, split
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Stmt, Store, Update
 from lowc.ir.scan import outer_updates, running
@@ -28,11 +28,12 @@ from lowc.scheduler.apply_simt import (
     Spread,
     ToShared,
     Transpose,
+    common_memory,
     conflict_of_threads,
     is_scan,
     sunk,
 )
-from lowc.scheduler.nest import chain, estimate, touched
+from lowc.scheduler.nest import chain, depends, estimate, iterations, touched
 from lowc.scheduler.rename import fresh
 from lowc.target import Target
 
@@ -47,7 +48,6 @@ HELD = 64  # elements of held rows that a thread has registers for
 COLUMN_Y = 8
 COLUMN_BYTES = 8  # that a thread takes of each row
 TILE = 32
-SHARED = 48 << 10  # bytes that every block may have
 VECTOR_BYTES = 16
 MAX_LANES = 8
 
@@ -72,7 +72,7 @@ def _free(nest: Sequence[For]) -> list[For]:
     """The outer loops of ``nest`` whose iterations blocks can share."""
     free: list[For] = []
     for each in nest:
-        if conflict_of_threads(each) or outer_updates(each) or _depends(each, free):
+        if conflict_of_threads(each) or outer_updates(each) or depends(each, free):
             break
         free.append(each)
     return free
@@ -112,10 +112,6 @@ def _sunk_map(free: list[For], stage: For, taken: set[str]) -> list[Primitive]:
     return [Sink(free[-1].axis.name), *_flat(nest, taken)]
 
 
-def _depends(loop: For, outer: Sequence[For]) -> bool:
-    return any(depends_on(loop.axis.extent, f.axis) for f in outer)
-
-
 def _spreads(stage: For) -> bool:
     """Whether the threads of a block can share the outer loop of ``stage``."""
     return not conflict_of_threads(stage) and not running(stage)
@@ -132,30 +128,47 @@ def _scans(stage: For, body: Sequence[Stmt]) -> bool:
 
 
 def _count(stage: For) -> int:
-    total = 1
-    for each in _perfect(stage):
-        total *= max(1, estimate(each.axis.extent))
-    return total
+    return iterations(_perfect(stage))
 
 
 def _perfect(stage: For) -> list[For]:
     """The directly nested loops of ``stage`` that threads can share."""
     out: list[For] = []
     for each in chain((stage,)):
-        if _depends(each, out) or (out and not _spreads(each)):
+        if depends(each, out) or (out and not _spreads(each)):
             break
         out.append(each)
     return out
 
 
-def _flattened(loops: Sequence[For], plan: list[Primitive], taken: set[str]) -> str:
-    """The name of one loop for ``loops``."""
-    if len(loops) == 1:
-        return loops[0].axis.name
-    name = fresh(f"{loops[0].axis.name}_f", taken)
+def _flattened(axes: Sequence[str], plan: list[Primitive], taken: set[str]) -> str:
+    """The name of one loop for those over ``axes``, which ``plan`` then makes."""
+    if len(axes) == 1:
+        return axes[0]
+    name = fresh(f"{axes[0]}_f", taken)
     taken.discard(name)
-    plan.append(Flatten(tuple([f.axis.name for f in loops]), name))
+    plan.append(Flatten(tuple(axes), name))
     return name
+
+
+def _axes(loops: Sequence[For]) -> list[str]:
+    return [f.axis.name for f in loops]
+
+
+def _in_lanes(axes: list[str], lanes: int, plan: list[Primitive]) -> list[str]:
+    """``axes``, the last of them without ``lanes`` neighbours, which ``plan`` makes lanes."""
+    if lanes == 1:
+        return axes
+    plan += [Split(axes[-1], lanes), Bind(f"{axes[-1]}_i", Kind("vector", lanes))]
+    return [*axes[:-1], f"{axes[-1]}_o"]
+
+
+def _dividing(lanes: int, extent: Index, times: int = 1) -> int:
+    """The most lanes up to ``lanes`` of which ``times`` as many divide ``extent``."""
+    known = constant(extent)
+    while lanes > 1 and (known is None or known % (lanes * times)):
+        lanes //= 2
+    return lanes
 
 
 # ---------------------------------------------------------------- maps
@@ -168,28 +181,15 @@ def _flat(nest: list[For], taken: set[str]) -> list[Primitive]:
         nest = [*(f for f in nest if f is not best), best]
         plan.append(Reorder(tuple([f.axis.name for f in nest])))
     lanes = _lanes(nest[-1].body, best.axis)
-    extent = constant(best.axis.extent)
     if len(nest) == 1:
         return [*plan, Spread(best.axis.name, FLAT_THREADS, "x", lanes, grid=True)]
-    while lanes > 1 and (extent is None or extent % lanes):
-        lanes //= 2
-    return [*plan, *_grid_of(nest, lanes, FLAT_THREADS, taken)]
+    return [*plan, *_grid_of(nest, _dividing(lanes, best.axis.extent), FLAT_THREADS, taken)]
 
 
 def _grid_of(nest: Sequence[For], lanes: int, threads: int, taken: set[str]) -> list[Primitive]:
     """Every iteration of ``nest`` a thread, or ``lanes`` neighbouring ones of the innermost loop, whose extent they divide."""
     plan: list[Primitive] = []
-    loops = list(nest)
-    axes = [f.axis.name for f in loops]
-    if lanes > 1:
-        plan.append(Split(axes[-1], lanes))
-        inner, axes[-1] = f"{axes[-1]}_i", f"{axes[-1]}_o"
-        plan.append(Bind(inner, Kind("vector", lanes)))
-    name = axes[0]
-    if len(axes) > 1:
-        name = fresh(f"{axes[0]}_f", taken)
-        taken.discard(name)
-        plan.append(Flatten(tuple(axes), name))
+    name = _flattened(_in_lanes(_axes(nest), lanes, plan), plan, taken)
     return [*plan, Spread(name, threads, "x", 1, grid=True)]
 
 
@@ -281,46 +281,36 @@ def _column(free: list[For], stages: list[For], target: Target, taken: set[str])
     if any(isinstance(s, Alloc) for s in statements(body)) or _shared_by_stages(body):
         return [*plan, *_grid_of(free, 1, ALONE_THREADS, taken)]
     threads = COLUMN_Y if blocks_of_columns(free, stages) >= target.cores else 4 * COLUMN_Y
-    axes = [f.axis.name for f in free]
+    axes = _axes(free)
     lanes = _column_lanes(free, stages)
     if lanes > 1:
         plan += [Split(axes[-1], lanes), Interchange(f"{axes[-1]}_i", Kind("vector", lanes))]
         axes[-1] = f"{axes[-1]}_o"
     for stage in stages:
-        plan.append(Spread(_flattened(_perfect(stage), plan, taken), threads, "y"))
-    outer = axes[0]
-    if len(axes) > 1:
-        outer = fresh(f"{axes[0]}_f", taken)
-        taken.discard(outer)
-        plan.append(Flatten(tuple(axes), outer))
+        plan.append(Spread(_flattened(_axes(_perfect(stage)), plan, taken), threads, "y"))
+    outer = _flattened(axes, plan, taken)
     return [*plan, Spread(outer, WARP, "x", 1, grid=True)]
 
 
 def _column_lanes(free: Sequence[For], stages: Sequence[For]) -> int:
     """Columns of a thread, of 8 bytes together, if there is one reduction that can be done for all of them at once."""
     body = free[-1].body
-    extent = constant(free[-1].axis.extent)
-    if len(stages) != 1 or len(_perfect(stages[0])) != 1 or extent is None or not _is_leaf(stages[0]):
+    axis = free[-1].axis
+    if len(stages) != 1 or len(_perfect(stages[0])) != 1 or constant(axis.extent) is None or not _is_leaf(stages[0]):
         return 1
     before = body[: [s is stages[0] for s in body].index(True)]
     if not all(isinstance(s, Acc) and len(s.vars) == 1 for s in before):
         return 1
     if not all(isinstance(s, Let | Update) for s in stages[0].body):
         return 1
-    axis = free[-1].axis
     sizes = [a.buffer.dtype.bytes for a in loads(stages[0].body) if constant(split(a.index[0], axis)[0]) == 1]
     lanes = COLUMN_BYTES // max(sizes, default=COLUMN_BYTES)
-    while lanes > 1 and extent % (lanes * WARP):
-        lanes //= 2
-    return max(1, lanes)
+    return max(1, _dividing(lanes, axis.extent, WARP))
 
 
 def blocks_of_columns(free: Sequence[For], stages: Sequence[For]) -> int:
     """Blocks that a column kernel makes."""
-    rows = 1
-    for each in free:
-        rows *= max(1, estimate(each.axis.extent))
-    return max(1, rows // (WARP * _column_lanes(free, stages)))
+    return max(1, iterations(free) // (WARP * _column_lanes(free, stages)))
 
 
 def _row(free: list[For], stages: list[For], target: Target, taken: set[str]) -> list[Primitive] | None:
@@ -333,18 +323,15 @@ def _row(free: list[For], stages: list[For], target: Target, taken: set[str]) ->
     each = lanes if scans else max(ROW_ELEMENTS, lanes)  # a turn of a scan is long: few turns
     while threads * each < longest and threads < (MAX_THREADS if longest > WIDE_ROW else MAX_THREADS // 2):
         threads *= 2
-    memory = _scratch(body, stages, threads, lanes)
+    memory = _scratch(body, stages, threads, lanes, target.l1)
     if memory is None:
         return None
     shared = any(isinstance(p, ToShared) for p in memory) or _shared_by_stages(body)
-    rows = 1
-    for each in free:
-        rows *= max(1, estimate(each.axis.extent))
-    outer = _flattened(free, plan, taken)
+    outer = _flattened(_axes(free), plan, taken)
     for stage in stages:
         plan += _stage(stage, threads, lanes, taken)
     plan += memory
-    if threads == WARP and not shared and rows >= 16 * target.cores:
+    if threads == WARP and not shared and iterations(free) >= 16 * target.cores:
         return [*plan, Spread(outer, 4, "y", 1, grid=True)]
     return [*plan, Bind(outer, BLOCK)]
 
@@ -355,14 +342,9 @@ def _stage(stage: For, threads: int, lanes: int, taken: set[str]) -> list[Primit
     loops = _perfect(stage)
     if len(loops) == 1:
         return [Spread(loops[0].axis.name, threads, "x", lanes if _is_leaf(loops[0]) else 1)]
-    axes = [f.axis.name for f in loops]
-    if lanes > 1 and _is_leaf(loops[-1]):
-        plan.append(Split(axes[-1], lanes))
-        plan.append(Bind(f"{axes[-1]}_i", Kind("vector", lanes)))
-        axes[-1] = f"{axes[-1]}_o"
-    name = fresh(f"{axes[0]}_f", taken)
-    taken.discard(name)
-    return [*plan, Flatten(tuple(axes), name), Spread(name, threads, "x")]
+    axes = _in_lanes(_axes(loops), lanes if _is_leaf(loops[-1]) else 1, plan)
+    name = _flattened(axes, plan, taken)
+    return [*plan, Spread(name, threads, "x")]
 
 
 def _is_leaf(loop: For) -> bool:
@@ -380,15 +362,15 @@ def _row_lanes(stages: Sequence[For]) -> int:
         own = _lanes(inner.body, inner.axis)
         if own > 1:
             lanes, found = min(lanes, own), True
-        extent = constant(inner.axis.extent)
-        while lanes > 1 and (extent is None or extent % lanes):
-            lanes //= 2
+        lanes = _dividing(lanes, inner.axis.extent)
     return lanes if found else 1
 
 
-def _scratch(body: Sequence[Stmt], stages: Sequence[For], threads: int, lanes: int) -> list[Primitive] | None:
-    """Where the local rows of ``body`` go: into registers if every stage uses them in step, else into shared memory; None if they
-    do not fit."""
+def _scratch(
+    body: Sequence[Stmt], stages: Sequence[For], threads: int, lanes: int, room: int
+) -> list[Primitive] | None:
+    """Where the local rows of ``body`` go: into registers if every stage uses them in step, else into ``room`` bytes of shared
+    memory; None if they do not fit."""
     plan: list[Primitive] = []
     held = shared = 0
     for stmt in body:
@@ -402,7 +384,7 @@ def _scratch(body: Sequence[Stmt], stages: Sequence[For], threads: int, lanes: i
         else:
             shared += size * row.dtype.bytes
             plan.append(ToShared(row.name))
-    return plan if held <= HELD and shared <= SHARED else None
+    return plan if held <= HELD and shared <= room else None
 
 
 def _in_step(row: str, body: Sequence[Stmt], stages: Sequence[For]) -> bool:
@@ -421,8 +403,7 @@ def _shared_by_stages(body: Sequence[Stmt]) -> bool:
     written: set[int] = set()
     seen: set[int] = set()
     for stmt in body:
-        writes = {id(s.buffer) for s in stores((stmt,)) if s.buffer.space != "local"}
-        reads = {id(a.buffer) for a in loads((stmt,)) if a.buffer.space != "local"}
+        reads, writes = common_memory((stmt,))
         if not written.isdisjoint(reads | writes) or not seen.isdisjoint(writes):
             return True
         written |= writes
@@ -443,10 +424,8 @@ def _one_block(body: Sequence[Stmt], taken: set[str]) -> list[Primitive]:
         if not _spreads(stmt):
             if not _scans(stmt, body):
                 return [OneThread()]
-            extent, lanes = constant(stmt.axis.extent), _lanes(stmt.body, stmt.axis) if _is_leaf(stmt) else 1
-            while lanes > 1 and (extent is None or extent % lanes):
-                lanes //= 2
-            plan.append(Spread(stmt.axis.name, threads, "x", lanes))
+            lanes = _lanes(stmt.body, stmt.axis) if _is_leaf(stmt) else 1
+            plan.append(Spread(stmt.axis.name, threads, "x", _dividing(lanes, stmt.axis.extent)))
             continue
-        plan.append(Spread(_flattened(_perfect(stmt), plan, taken), threads))
+        plan.append(Spread(_flattened(_axes(_perfect(stmt)), plan, taken), threads))
     return plan

@@ -18,7 +18,7 @@ from lowc.ir.nodes import Buffer, Extern, For, Kernel, Launch, Let, Module, Stmt
 from lowc.ir.walk import Substitution, loads, names, statements, stores
 from lowc.options import Options
 from lowc.scheduler.merge import Cache, merge
-from lowc.scheduler.nest import chain, estimate, numel, plain_axis, prune, step_reads, step_writes
+from lowc.scheduler.nest import chain, estimate, nested, numel, plain_axis, prune, step_reads, step_writes
 from lowc.scheduler.rename import apart, fresh
 from lowc.target import Target
 
@@ -249,10 +249,7 @@ def _split(body: Sequence[Stmt], loop: For, extents: Sequence[Index]) -> tuple[S
         axis = Axis(fresh(f"{loop.axis.name}_{number}", taken), extent)
         axes.append(axis)
         position = position * extent + axis
-    inner = Substitution({loop.axis: position}).body(loop.body)
-    for axis in reversed(axes):
-        inner = (For(axis, inner),)
-    return inner
+    return nested(axes, Substitution({loop.axis: position}).body(loop.body))
 
 
 def _permuted(chain_a: list[For], a: Sequence[Stmt], chain_b: list[For], b: tuple[Stmt, ...]) -> tuple[Stmt, ...] | None:
@@ -269,9 +266,7 @@ def _permuted(chain_a: list[For], a: Sequence[Stmt], chain_b: list[For], b: tupl
     order = [*wanted, *(f.axis for f in chain_b if f.axis not in wanted)]
     if not wanted or order == [f.axis for f in chain_b]:
         return None
-    for axis in reversed(order):
-        inner = (For(axis, inner),)
-    return inner
+    return nested(order, inner)
 
 
 def _counterpart(axis: Axis, a: Sequence[Stmt], b: Sequence[Stmt]) -> Axis | None:

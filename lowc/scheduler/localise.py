@@ -19,13 +19,11 @@ from lowc.scheduler.merge import Cache, effects
 from lowc.scheduler.nest import numel, plain_axis, private, prune
 from lowc.target import Target
 
-SHARED = 48 << 10  # bytes of shared memory that each block of a GPU may have
-
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with private temps made local where they fit."""
     own = private(module)
-    room = SHARED // 2 if target.kind == "nvptx" else target.l2 // 2
+    room = (target.l1 if target.kind == "nvptx" else target.l2) // 2
     steps = [
         _localise(s, own.get(number, ()), room) if isinstance(s, Launch) else s for number, s in enumerate(module.steps)
     ]

@@ -1,10 +1,11 @@
-"""Facts about loop nests that several passes ask for: maps, work, sizes.  LOOPS level."""
+"""Facts about loop nests that several passes ask for: maps, work, sizes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import cast
 
-from lowc.ir.index import Axis, Index, Opaque, Symbol, constant, evaluate, ix
+from lowc.ir.index import Axis, Index, Opaque, Symbol, constant, depends_on, evaluate, ix
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import (
     Buffer,
@@ -94,6 +95,24 @@ def numel(shape: Sequence[Index]) -> Index:
     for size in shape:
         total = total * size
     return total
+
+
+def iterations(loops: Sequence[For]) -> int:
+    """About how often the innermost of directly nested ``loops`` runs, at least 1."""
+    return prod(max(1, estimate(loop.axis.extent)) for loop in loops)
+
+
+def depends(loop: For, outer: Sequence[For]) -> bool:
+    """Whether how long ``loop`` is depends on an axis of ``outer``."""
+    return any(depends_on(loop.axis.extent, f.axis) for f in outer)
+
+
+def nested(axes: Sequence[Axis], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """Serial loops over ``axes``, outermost first, around ``body``."""
+    inner = tuple(body)
+    for axis in reversed(axes):
+        inner = (For(axis, inner),)
+    return inner
 
 
 def estimate(index: Index) -> int:

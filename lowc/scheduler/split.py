@@ -12,9 +12,8 @@ later launch needs go through memory.  Small kernels stay as they are: one block
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 
-from lowc.ir.index import Axis, Index, Opaque, constant, depends_on, ix, minimum
+from lowc.ir.index import Axis, Index, Opaque, constant, ix, minimum
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import (
     Acc,
@@ -37,11 +36,22 @@ from lowc.ir.nodes import (
 from lowc.ir.ops import identity
 from lowc.ir.scan import outer_updates, read, running
 from lowc.ir.types import bool_, i64
-from lowc.ir.walk import Substitution, exprs, indices, loads, make_kernel, names, parts, statements, stores
+from lowc.ir.walk import (
+    Substitution,
+    buffers,
+    exprs,
+    indices,
+    loads,
+    make_kernel,
+    names,
+    parts,
+    statements,
+    stores,
+)
 from lowc.options import Options
 from lowc.scheduler.apply_simt import conflict_of_threads, is_scan, joined, sunk
 from lowc.scheduler.choose_simt import blocks_of_columns, is_column
-from lowc.scheduler.nest import chain, estimate
+from lowc.scheduler.nest import chain, depends, estimate, iterations, nested, numel
 from lowc.scheduler.rename import apart, fresh
 from lowc.target import Target
 
@@ -140,15 +150,11 @@ class _Splitter:
             return None
         if any(_updates((s,), u.vars[0].name) for s in inner if isinstance(s, For | If) for u in updates):
             return None
-        if any(depends_on(loop.axis.extent, f.axis) for loop in loops for f in loops):
+        if any(depends(loop, loops) for loop in loops):
             return None
         if any(len(s.vars) > 1 and s.mask is not None for s in direct):
             return None
-        row: Index = ix(0)
-        rows: Index = ix(1)
-        for loop in loops:
-            row = row * loop.axis.extent + loop.axis
-            rows = rows * loop.axis.extent
+        row, rows = _number(loops), numel([f.axis.extent for f in loops])
         again = Axis(fresh(f"{nest.axis.name}_r", self.names), rows)
         body: list[Stmt] = []
         combine: list[Stmt] = []
@@ -164,11 +170,9 @@ class _Splitter:
                     value = Op("select", (stmt.mask, value, nothing), buffer.dtype)
                 body.append(Store(buffer, (row,), value))
             combine.append(Update(stmt.vars, stmt.reducer, tuple([Load(b, (ix(again),)) for b in held])))
-        new: tuple[Stmt, ...] = tuple(body)
-        for loop in reversed(loops):
-            new = (For(loop.axis, new),)
-        assert isinstance(new[0], For)
-        return new[0], For(again, tuple(combine))
+        (new,) = nested([f.axis for f in loops], body)
+        assert isinstance(new, For)
+        return new, For(again, tuple(combine))
 
     def loops_of(self, update: Update) -> int:
         """How many statements at the top of the kernel update what ``update`` does."""
@@ -177,9 +181,7 @@ class _Splitter:
     def grid(self, nest: For) -> None:
         """``nest``, whose one long reduction goes in chunks if its outer loops make few blocks."""
         loops = chain((nest,))
-        rows = 1
-        for loop in loops:
-            rows *= max(1, estimate(loop.axis.extent))
+        rows = iterations(loops)
         inner = loops[-1].body
         stages = [s for s in inner if isinstance(s, For)]
         alone = len(stages) == 1 and all(isinstance(s, Acc | For | Let | Store) for s in inner)
@@ -209,9 +211,7 @@ class _Splitter:
 
     def around(self, loops: Sequence[For], body: Sequence[Stmt], stage: For, first: For) -> None:
         """Adds the launch of ``loops`` around ``body``, in which ``first`` stands for ``stage``."""
-        nest = tuple([first if stmt is stage else stmt for stmt in body])
-        for loop in reversed(loops):
-            nest = (For(loop.axis, nest),)
+        nest = nested([f.axis for f in loops], [first if stmt is stage else stmt for stmt in body])
         self.parts.append(_Part(True, list(apart(nest, set()))))
 
     def scan(self, loops: Sequence[For], stage: For, body: Sequence[Stmt], rows: int) -> bool:
@@ -222,8 +222,7 @@ class _Splitter:
         extent = max(1, estimate(stage.axis.extent))
         chunks = self.chunks(extent, _work(stage), rows)
         if loops and is_column(loops, [stage]):
-            columns = prod(max(1, estimate(f.axis.extent)) for f in loops)
-            chunks = min(extent // COLUMN_CHUNK, COLUMNS * self.blocks // columns)
+            chunks = min(extent // COLUMN_CHUNK, COLUMNS * self.blocks // iterations(loops))
         lets = _lets(body, stage) if body else ()
         if _meets(stage, [s for s in body if s is not stage]):  # the launch that has those comes before that of the stage
             return False
@@ -243,9 +242,7 @@ class _Splitter:
             return False
         first = self.chunked(For(stage.axis, values), updates, chunks, loops, lets, True)
         count = chunk.extent
-        total = ix(1)
-        for loop in loops:
-            total = total * loop.axis.extent
+        total = numel([f.axis.extent for f in loops])
         stores: list[Store] = []
         starts: list[Update] = []
         later = Op("gt", (FromIndex(ix(chunk), i64), Const(0, i64)), bool_)
@@ -260,10 +257,7 @@ class _Splitter:
             self.around(loops, body, stage, prefixes)
         else:
             self.small()[-1] = prefixes
-        nest: tuple[Stmt, ...] = (*first_lets, *accs, *starts, inside)
-        for axis in reversed((chunk, *outer)):
-            nest = (For(axis, nest),)
-        self.parts.append(_Part(True, [*nest]))
+        self.parts.append(_Part(True, [*nested((chunk, *outer), (*first_lets, *accs, *starts, inside))]))
         return True
 
     def pieces(self, axis: Axis, chunks: int) -> tuple[Axis, Axis, Index]:
@@ -278,15 +272,9 @@ class _Splitter:
 
     def row(self, loops: Sequence[For]) -> tuple[Index, list[Axis], Substitution]:
         """The number of an iteration of ``loops``; axes for another launch's loops, and the substitution that puts them there."""
-        row: Index = ix(0)
-        place = Substitution()
-        outer: list[Axis] = []
-        for loop in loops:
-            axis = Axis(fresh(loop.axis.name, self.names), loop.axis.extent)
-            place.atoms[loop.axis] = ix(axis)
-            outer.append(axis)
-            row = row * loop.axis.extent + loop.axis
-        return row, outer, place
+        outer = [Axis(fresh(f.axis.name, self.names), f.axis.extent) for f in loops]
+        place = Substitution({f.axis: ix(a) for f, a in zip(loops, outer, strict=True)})
+        return _number(loops), outer, place
 
     def chunked(
         self,
@@ -324,10 +312,8 @@ class _Splitter:
                 keep.append(Store(parts_, (spot(chunk, mine),), new))
                 load[old.name] = Load(parts_, (spot(again, row),))
         inside = _renamed(place, (*lets, *stage.body), self.names)
-        nest: tuple[Stmt, ...] = (*inside[: len(lets)], *accs, For(inner, inside[len(lets) :]), *keep)
-        for axis in reversed((chunk, *outer)):
-            nest = (For(axis, nest),)
-        self.parts.append(_Part(True, [*nest]))
+        body = (*inside[: len(lets)], *accs, For(inner, inside[len(lets) :]), *keep)
+        self.parts.append(_Part(True, [*nested((chunk, *outer), body)]))
         combine = For(again, tuple([Update(u.vars, u.reducer, tuple([load[v.name] for v in u.vars])) for u in updates]))
         if not loops:
             self.small().append(combine)
@@ -381,15 +367,8 @@ class _Splitter:
     def launch(self, number: int, part: _Part) -> Launch:
         kernel = self.step.kernel
         argument = {id(p): a for p, a in zip(kernel.params, self.step.args, strict=True)} | self.own
-        touched: dict[int, Buffer] = {}
         body = tuple(part.body)
-        for stmt in statements(body):
-            if isinstance(stmt, Store) and stmt.buffer.space == "global":
-                touched[id(stmt.buffer)] = stmt.buffer
-            for expr in exprs(stmt):
-                for each in parts(expr):
-                    if isinstance(each, Load) and each.buffer.space == "global":
-                        touched[id(each.buffer)] = each.buffer
+        touched = {id(b) for b in buffers(body)}
         params = [*(p for p in kernel.params if id(p) in touched), *(b for k, b in self.own.items() if k in touched)]
         named = make_kernel(f"{kernel.name}_{number}", body, params)
         return Launch(named, tuple([argument[id(p)] for p in params]), self.step.origin)
@@ -406,6 +385,13 @@ def _even(extent: int | None, chunks: int) -> int:
                 return count
     return chunks
 
+
+def _number(loops: Sequence[For]) -> Index:
+    """The number of an iteration of directly nested ``loops``."""
+    row = ix(0)
+    for loop in loops:
+        row = row * loop.axis.extent + loop.axis
+    return row
 
 
 def _is_grid(body: Sequence[Stmt]) -> bool:
@@ -485,7 +471,7 @@ def _flat(stage: For, taken: set[str]) -> For:
     """``stage`` with its directly nested loops joined, so that chunks are even."""
     loops: list[For] = []
     for loop in chain((stage,)):
-        if any(depends_on(loop.axis.extent, f.axis) for f in loops):
+        if depends(loop, loops):
             break
         loops.append(loop)
     return stage if len(loops) == 1 else joined(loops, f"{stage.axis.name}_f", taken)
