@@ -17,7 +17,7 @@ from torch.utils import _pytree
 
 from tests.e2e import models, report_shapes, report_values  # noqa: F401  (reports enter their cases)
 from tests.e2e.report_cases import REPORTS, Report
-from tests.e2e.test_models import double, step
+from tests.e2e.test_models import assert_as_good, double, step
 from tests.e2e.test_reports import INHERITED, Outcome, assert_same_outcome
 
 pytestmark = [
@@ -41,25 +41,6 @@ def moved(values: Any) -> Any:
     return _pytree.tree_map(lambda v: v.cuda() if isinstance(v, Tensor) else v, values)
 
 
-def compare(reference: dict[str, Tensor], expected: dict[str, Tensor], got: dict[str, Tensor], eps: float) -> None:
-    """Errors from ``reference`` (float64): ``got``'s at most twice ``expected``'s, give or take rounding."""
-    assert got.keys() == expected.keys() == reference.keys()
-    sizes = sorted(float(t.norm()) / t.numel() ** 0.5 for n, t in reference.items() if n.startswith("gradient") and t.numel())
-    typical = sizes[len(sizes) // 2]
-    failed: list[str] = []
-    for what, exact in reference.items():
-        theirs, mine = expected[what], got[what]
-        assert (mine.shape, mine.dtype, mine.stride()) == (theirs.shape, theirs.dtype, theirs.stride()), what
-        if not theirs.is_floating_point():
-            assert torch.equal(mine, theirs), what
-            continue
-        error, allowed = (float((t.double() - exact).norm()) for t in (mine, theirs))
-        noise = eps * (float(exact.norm()) + typical * exact.numel() ** 0.5)
-        if not error <= 2 * allowed + noise:
-            failed.append(f"{what}: error {error:.3g}, eager's {allowed:.3g}, rounding {noise:.3g}")
-    assert not failed, "\n".join(failed)
-
-
 @pytest.mark.parametrize("low", [False, True], ids=["f32", "bf16"])
 @pytest.mark.parametrize("name", [*models.ZOO, *models.TRANSFORMERS])
 def test_training_step(name: str, low: bool) -> None:
@@ -75,7 +56,7 @@ def test_training_step(name: str, low: bool) -> None:
     with torch.random.fork_rng(), torch.autocast("cuda", torch.bfloat16, enabled=low):
         expected = step(eager, eager, args, loss)
         got = step(compiled, ours, args, loss)
-    compare(reference, expected, got, torch.finfo(torch.bfloat16 if low else torch.float32).eps)
+    assert_as_good(reference, expected, got, torch.finfo(torch.bfloat16 if low else torch.float32).eps)
 
 
 @pytest.mark.parametrize("report", [pytest.param(r, id=r.id) for r in REPORTS])
