@@ -95,3 +95,40 @@ def test_auto_is_the_best_there_is() -> None:
     assert x86.detect(Options()).vector_bits == max(widths)
     with pytest.raises(CodegenError, match="has no avx1024"):
         x86.detect(Options(isa="avx1024"))
+
+
+SCATTERED = r"""
+import ctypes, mmap
+from lowc.backends.llvm import toolchain
+
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+PAGE, BIG = mmap.PAGESIZE, 3 << 30
+
+def reserve(size):
+    return libc.mmap(None, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, -1, 0)  # MAP_NORESERVE
+
+table = ", ".join(f"float {n}.5" for n in range(64))
+code = toolchain.emit_object(
+    f"@table = private constant [64 x float] [{table}]\n"
+    "define float @f(i64 %i) {\n %p = getelementptr float, ptr @table, i64 %i\n"
+    " %x = load float, ptr %p\n ret float %x\n}\n", "x86-64", "")
+load = lambda: toolchain.Library(code, ("f",), {})
+first = load()
+big = reserve(BIG)
+while reserve(PAGE) > big:  # leave no other hole above
+    pass
+for n in range(9):
+    libc.munmap(big + BIG - (60 - 2 * n) * PAGE, PAGE)
+for library in [load() for _ in range(40)]:
+    assert ctypes.CFUNCTYPE(ctypes.c_float, ctypes.c_int64)(library.address("f"))(7) == 7.5
+print("right")
+"""
+
+
+def test_code_and_its_constants_lie_near_each_other_in_a_full_address_space() -> None:
+    """Single free pages, and the next free memory 3 GiB away: sections loaded one by one would scatter."""
+    run = subprocess.run([sys.executable, "-c", SCATTERED], capture_output=True, text=True)
+    assert run.stdout == "right\n", run.stderr

@@ -72,10 +72,13 @@ def emit_ptx(text: str, cpu: str, features: str) -> str:
 def _jit() -> llvm.LLJIT:
     """The one linker of this process: making another for each library would take ten times as long as
     linking.
+
+    JITLink takes one piece of memory for an object.  The older linker asks for each section by itself, and
+    ends the process if those lie over 2 GiB apart, as in a process with CUDA's libraries.
     """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    return llvm.create_lljit_compiler()
+    return llvm.create_lljit_compiler(use_jit_link=True)
 
 
 _numbers = count()
