@@ -26,4 +26,11 @@ def lowc_backend(
     def compiled(graph: Graph, constants: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
         return compile_graph(graph, constants, chosen)
 
-    return compile_module(gm, example_inputs, compiled, keep=TABLE.keys(), strict=chosen.strict_errors)
+    return compile_module(
+        gm,
+        example_inputs,
+        compiled,
+        keep=TABLE.keys(),
+        strict=chosen.strict_errors,
+        fallback_random=chosen.fallback_random,
+    )

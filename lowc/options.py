@@ -1,8 +1,7 @@
 """Every option and environment variable: one row each, typed, saying whether it changes generated code.
 
-Without effect today: ``fallback_random`` (random ops are always ATen's) and every mode (they are accepted, since other backends
-have them).  Nothing reads ``Row.code`` yet, as nothing compiled is kept from one process to the next; a cache would take its
-keys from it.
+Without effect today: every mode but "reduce-overhead" on a GPU (they are accepted, since other backends have them).  Nothing
+reads ``Row.code`` yet, as nothing compiled is kept from one process to the next; a cache would take its keys from it.
 """
 
 import os
@@ -28,7 +27,7 @@ ROWS: tuple[Row, ...] = (
     Row("threads", True, (True, False), True, "", "run large kernels on torch's OpenMP threads"),
     Row("stream", "auto", ("auto", "own", "caller"), False, "LOWC_STREAM", "GPU: lowc's own streams or the caller's"),
     Row("strict_errors", False, (True, False), False, "", "raise where a kernel has no code, instead of running it in ATen"),
-    Row("fallback_random", True, (True,), True, "", "random numbers are ATen's own"),
+    Row("fallback_random", False, (True, False), True, "", "random numbers are those that eager draws"),
     Row("check", False, (True, False), False, "LOWC_CHECK", "verify after every pass"),
     Row("time", False, (True, False), False, "LOWC_TIME", "print the time of every phase"),
     Row("dump", "", (), False, "LOWC_DUMP", "directory for a numbered file of each pass and stage"),
@@ -46,7 +45,7 @@ class Options:
     threads: bool = True
     stream: str = "auto"
     strict_errors: bool = False
-    fallback_random: bool = True
+    fallback_random: bool = False
     check: bool = False
     time: bool = False
     dump: str = ""

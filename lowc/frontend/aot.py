@@ -21,6 +21,7 @@ from lowc.errors import InternalError, LowcError, OptionError
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.importer import import_graph
+from lowc.frontend.random import replace_random_ops
 from lowc.ir.graph import Graph
 
 log = logging.getLogger("lowc.frontend")
@@ -36,19 +37,21 @@ def compile_module(
     *,
     keep: Collection[str] = (),
     strict: bool = False,
+    fallback_random: bool = False,
 ) -> Callable[..., Any]:
     """A function that does what ``gm`` (a graph of torch calls, as Dynamo makes them) does, gradients included.
 
     ``compile_graph`` is called once for each graph that AOTAutograd makes of it: "inference", or "forward" and "backward".
     ``keep``: ops that are not to be taken apart, as ``aten.gelu.default``.  With ``strict``, a graph that cannot be imported
-    raises Unsupported.
+    raises Unsupported.  With ``fallback_random``, random numbers are ATen's own.
     """
     if any(isinstance(x, list | tuple | dict) for x in example_inputs):
-        again = partial(compile_module, compile_graph=compile_graph, keep=keep, strict=strict)
+        again = partial(compile_module, compile_graph=compile_graph, keep=keep, strict=strict, fallback_random=fallback_random)
         return flatten_graph_inputs(gm, example_inputs, again)
 
     def compiler(name: str) -> Callable[..., Compiled]:
-        return lambda graph, _inputs: compile_fx_graph(graph, name, compile_graph, strict=strict)
+        own = name == "inference" and not fallback_random
+        return lambda graph, _inputs: compile_fx_graph(graph, name, compile_graph, strict=strict, own_random=own)
 
     # torch's own merging of equal nodes is replaced by ours, see cse.py.
     with config.patch(cse=False):
@@ -58,8 +61,8 @@ def compile_module(
             fw_compiler=compiler("forward"),
             bw_compiler=_untraced(compiler("backward")),
             inference_compiler=compiler("inference"),
-            partition_fn=_partition,
-            decompositions=decompositions(keep),
+            partition_fn=partial(_partition, own_random=not fallback_random),
+            decompositions=decompositions(keep, fallback_random=fallback_random),
             keep_inference_input_mutations=True,
         )
 
@@ -80,9 +83,11 @@ def _untraced(compiler: Callable[..., Compiled]) -> Callable[..., Compiled]:
 
 
 def compile_fx_graph(
-    gm: fx.GraphModule, name: str, compile_graph: CompileGraph, *, strict: bool = False
+    gm: fx.GraphModule, name: str, compile_graph: CompileGraph, *, strict: bool = False, own_random: bool = False
 ) -> Compiled:
     """Compiles one functional ATen graph; the result takes a list of inputs, which it may empty, and returns the outputs."""
+    if own_random:
+        replace_random_ops(gm.graph)
     merge_equal_nodes(gm.graph)
     gm.graph.eliminate_dead_code()
     try:
@@ -110,8 +115,12 @@ def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[
         raise InternalError(error) from error
 
 
-def _partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+def _partition(
+    joint: fx.GraphModule, inputs: Any, *, own_random: bool, **kwargs: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
     joint.graph.eliminate_dead_code()
+    if own_random:
+        replace_random_ops(joint.graph)
     merge_equal_nodes(joint.graph)
     return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 

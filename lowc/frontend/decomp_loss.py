@@ -101,12 +101,15 @@ def huber_loss_backward(
 
 
 def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """The mask is ATen's own draw of the same numbers as eager; the rest is arithmetic."""
-    if input.device.type != "cpu":
-        return NotImplemented
+    """The mask is one random op; the rest is arithmetic."""
     if train is False:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
     keep = 1.0 - p
     blank = torch.empty(input.shape, dtype=torch.bool, device=input.device)
     mask = torch.ops.aten.bernoulli.p(blank, keep)
     return input * mask * (0.0 if keep == 0 else 1.0 / keep), mask
+
+
+def eager_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """With the mask that eager draws: on a GPU that is one op with the rest."""
+    return native_dropout(input, p, train) if input.device.type == "cpu" else NotImplemented

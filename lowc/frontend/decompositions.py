@@ -7,7 +7,7 @@ Left whole on purpose, because torch's decomposition differs from eager:
 
 * strides: baddbmm, max_unpool2d, reflection_pad*_backward, huber, mse and smooth-L1 gradients (own instead);
 * values: addr and linalg_cross in bf16, special_log_ndtr and special_ndtr in the tails;
-* random numbers: bernoulli, normal, uniform, rrelu_with_noise (eager's draws are ATen's own);
+* random numbers: bernoulli, normal, uniform, rrelu_with_noise (see random.py);
 * shape of the second result: _scaled_dot_product_flash_attention_for_cpu.
 """
 
@@ -115,9 +115,15 @@ TORCHS = """
 """.split()
 
 
-def decompositions(keep: Collection[str] = ()) -> dict[Any, Callable[..., Any]]:
-    """The table for AOTAutograd: op → function.  ``keep``: ops to leave whole, as ``aten.add.Tensor``."""
-    return {op: f for op, f in _all().items() if str(op) not in keep or str(op) in ALWAYS}
+def decompositions(keep: Collection[str] = (), *, fallback_random: bool = False) -> dict[Any, Callable[..., Any]]:
+    """The table for AOTAutograd: op → function.  ``keep``: ops to leave whole, as ``aten.add.Tensor``.
+
+    With ``fallback_random``, ops that draw do it as eager does.
+    """
+    made = {op: f for op, f in _all().items() if str(op) not in keep or str(op) in ALWAYS}
+    if fallback_random:
+        made[torch.ops.aten.native_dropout.default] = loss.eager_dropout
+    return made
 
 
 @cache

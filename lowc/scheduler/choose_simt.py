@@ -11,7 +11,7 @@ block    small kernels of several nests: one block runs them all
 
 from collections.abc import Iterator, Sequence
 
-from lowc.ir.index import Atom, Axis, Index, Opaque, constant, depends_on, ix, split
+from lowc.ir.index import Axis, Index, Opaque, constant, depends_on, ix, split
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Stmt, Store, Update
 from lowc.ir.scan import outer_updates, running
@@ -185,14 +185,11 @@ def _flat(nest: list[For], target: Target, taken: set[str]) -> list[Primitive]:
     if len(nest) == 1:
         return [*plan, Spread(best.axis.name, FLAT_THREADS, "x", lanes, grid=True)]
     lanes = _dividing(lanes, best.axis.extent)
-    turns = GATHER_TURNS if any(isinstance(a, Opaque) for s in touched(nest[-1].body) for a in _atoms_of(s)) else 1
+    gathers = any(isinstance(a, Opaque) for s in touched(nest[-1].body) for a in index_atoms(s.index[0]))
+    turns = GATHER_TURNS if gathers else 1
     if turns > 1 and iterations(nest) // lanes < FLAT_THREADS * turns * 2 * target.cores:
         turns = 1
     return [*plan, *_grid_of(nest, lanes, FLAT_THREADS, taken, turns)]
-
-
-def _atoms_of(access: Load | Store) -> frozenset[Atom]:
-    return index_atoms(access.index[0])
 
 
 def _grid_of(nest: Sequence[For], lanes: int, threads: int, taken: set[str], turns: int = 1) -> list[Primitive]:

@@ -18,9 +18,12 @@ class Recorder:
 
     graphs: list[Graph] = field(default_factory=list)
     strict: bool = True
+    fallback_random: bool = False
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any], **_: Any) -> Callable[..., Any]:
-        return compile_module(gm, inputs, self.compile_graph, strict=self.strict)
+        return compile_module(
+            gm, inputs, self.compile_graph, strict=self.strict, fallback_random=self.fallback_random
+        )
 
     def compile_graph(self, graph: Graph, constants: list[torch.Tensor]) -> Callable[[list[Any]], list[Any]]:
         self.graphs.append(graph)
