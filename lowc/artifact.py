@@ -49,8 +49,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a GPU kernel takes: 32-bit ``registers`` of a thread, bytes of its ``local`` memory, bytes that it ``spilled`` there for
-    want of registers (stored and loaded; None: unknown), bytes of static ``shared`` memory of a block."""
+    """What a GPU kernel takes.
+
+    ``registers``: 32-bit ones of a thread.  ``local``: bytes of its own memory.  ``spilled``: bytes that it stores and loads
+    there for want of registers; None if unknown.  ``shared``: bytes of static shared memory of a block.
+    """
 
     registers: int
     local: int

@@ -27,7 +27,7 @@ ROWS: tuple[Row, ...] = (
     Row("isa", "auto", ("auto", "sse2", "avx2", "avx512", "interp"), True, "LOWC_ISA", "instruction set; interp: no code"),
     Row("threads", True, (True, False), True, "", "run large kernels on torch's OpenMP threads"),
     Row("stream", "auto", ("auto", "own", "caller"), False, "LOWC_STREAM", "GPU: lowc's own streams or the caller's"),
-    Row("ptxas", "off", ("off", "auto"), True, "LOWC_PTXAS", "GPU: who makes code of PTX, the driver or ptxas where there is one"),
+    Row("ptxas", "off", ("off", "auto"), True, "LOWC_PTXAS", "GPU: the driver makes code of PTX, or ptxas where there is one"),
     Row("nvtx", False, (True, False), False, "LOWC_NVTX", "GPU: native calls are NVTX ranges by kernel name"),
     Row("strict_errors", False, (True, False), False, "", "raise where a kernel has no code, instead of running it in ATen"),
     Row("fallback_random", True, (True,), True, "", "random numbers are ATen's own"),

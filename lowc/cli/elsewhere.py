@@ -1,7 +1,7 @@
 """A graph that was captured on the CPU, as if it had been captured on a GPU.
 
-Every tensor of it moves to "cuda:0", and so do the arguments that say where tensors are to be made.  What differs in a real capture:
-ATen ops that torch itself chooses by device (attention, batch norm of cuDNN) keep the name that they have on the CPU.
+Every tensor of it moves to "cuda:0", and so do the arguments that say where tensors are to be made.  A real capture differs in
+ops that torch itself chooses by device (attention, batch norm of cuDNN): here they keep the name that they have on the CPU.
 """
 
 from dataclasses import replace

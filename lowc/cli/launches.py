@@ -1,4 +1,4 @@
-"""The kernels of a graph for a GPU as they are launched: shapes, what they take of a multiprocessor, bytes, and the least time."""
+"""The kernels of a graph for a GPU as they are launched: shapes, what they take of a multiprocessor, bytes, the least time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ from lowc.ir.walk import statements
 
 @dataclass(frozen=True, slots=True)
 class LaunchLine:
-    """A kernel that is launched ``times``: ``blocks`` (an index over its sizes, as text) of ``threads`` (x, y) with ``shared`` bytes.
+    """A kernel that is launched ``times``.
 
-    ``usage`` and ``occupancy`` (the share of a multiprocessor's warps, and what allows no more) are None where nothing is there that
-    could tell.  ``bytes`` of one launch; ``seconds``: those at the bandwidth of memory, None if that is not known.
+    ``blocks`` (an index over its sizes, as text) of ``threads`` (x, y) with ``shared`` bytes.  ``usage`` and ``occupancy`` (the
+    share of a multiprocessor's warps, and what allows no more) are None where nothing is there that could tell.  ``bytes`` of one
+    launch; ``seconds``: those at the bandwidth of memory, None if that is not known.
     """
 
     name: str
@@ -32,8 +33,10 @@ class LaunchLine:
 
 
 def launches(made: Made, cpu: str) -> tuple[list[LaunchLine], str]:
-    """One line for each kernel of ``made``, which is for a GPU (``cpu``: "sm_90a"), in the order of first launches; and who says how many
-    registers they take, or why nobody does."""
+    """One line for each kernel of ``made``, in the order of first launches; and who says what they take, or why nobody does.
+
+    ``made`` is for a GPU that LLVM calls ``cpu`` ("sm_90a").
+    """
     gpu, artifact = made.gpu, made.artifact
     assert gpu is not None
     kernels: dict[str, Kernel] = {}

@@ -62,8 +62,8 @@ class Builder:
     ``choose_parts``: what is put together from a few parts is a map that chooses among them, which threads of a GPU do without
     waiting for one another; else a nest for each part.
 
-    ``deterministic``: what ``Graph.deterministic`` says.  ``atomic``: reducing stores happen in any order, as on a GPU; else in that of
-    the loops.
+    ``deterministic``: what ``Graph.deterministic`` says.  ``atomic``: reducing stores happen in any order, as on a GPU; else in
+    that of the loops.
     """
 
     def __init__(
@@ -332,7 +332,10 @@ class Builder:
     def store(
         self, out: Value, coords: Coords, value: Expr, mask: Expr | None = None, reducer: str = ""
     ) -> None:
-        """Writes ``value``, converted to out's dtype.  Raises NotLowered for float sums in any order if the graph is deterministic."""
+        """Writes ``value``, converted to out's dtype.
+
+        Raises NotLowered for a reduction of floats whose order is open, if the graph is deterministic.
+        """
         check_loadable(out)
         # Sums round; even extremes depend on the order where zeros of both signs meet.
         if reducer and self.atomic and self.deterministic and out.dtype.kind == "f":

@@ -17,10 +17,7 @@ from lowc.ir.walk import statements
 from lowc.lowering.lower import lower
 from lowc.lowering.table import TABLE
 
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
 @pytest.fixture
@@ -154,7 +151,9 @@ def test_threads_of_a_cpu_add_in_order(fn: Callable[..., Tensor]) -> None:
         assert np.array_equal(compiled(x, index, source).numpy(), want)
 
 
-@pytest.mark.parametrize("fn", [pytest.param(f, marks=gpu) for f in (*SUMS, embedding)])
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("fn", [*SUMS, embedding])
 @pytest.mark.usefixtures("deterministic")
 def test_sums_on_a_gpu_repeat_bit_for_bit(fn: Callable[..., Tensor]) -> None:
     given = [t.cuda() for t in inputs(rows=100_000)]
@@ -165,9 +164,10 @@ def test_sums_on_a_gpu_repeat_bit_for_bit(fn: Callable[..., Tensor]) -> None:
         assert torch.equal(compiled(*given), first)
 
 
-@pytest.mark.parametrize("_", [pytest.param(0, marks=gpu)])
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.usefixtures("deterministic")
-def test_what_has_no_deterministic_form_raises_as_in_eager(_: int) -> None:
+def test_what_has_no_deterministic_form_raises_as_in_eager() -> None:
     x = torch.rand(100, device="cuda")
 
     def histogram(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """NVIDIA's own tools, where they are installed: ``ptxas`` (PTX to a cubin) and ``nvdisasm`` or ``cuobjdump`` (a cubin to text).
 
-lowc needs none of them; the driver compiles PTX.  They tell what the driver does not: registers and spills without a GPU, and SASS.
+lowc needs none of them, as the driver compiles PTX.  They tell what it does not: registers and spills without a GPU, and SASS.
 Each is looked for on the PATH, then in the pip packages ``nvidia-cuda-*``, then beside torch's Triton.
 """
 
@@ -39,7 +39,10 @@ def find(name: str) -> str:
         return found
     for place in FOLDERS:
         package, _, below = place.partition(":")
-        spec = find_spec(package)  # imports nothing: these are packages of the top level
+        try:
+            spec = find_spec(package)  # imports nothing: these are packages of the top level
+        except ValueError:  # somebody has put something without a spec in its place
+            continue
         for folder in (spec.submodule_search_locations or ()) if spec else ():
             for path in sorted(Path(folder).glob(f"{below}/{name}")):
                 if os.access(path, os.X_OK):
@@ -50,8 +53,8 @@ def find(name: str) -> str:
 def assemble(ptx: bytes, cpu: str, dump: str = "") -> Assembled:
     """The cubin of ``ptx`` for ``cpu`` ("sm_90a").
 
-    Raises LowcError if there is no ptxas; CodegenError with its words, the kernel's name, the command and the path of the PTX (in
-    the folder ``dump``, or in a temporary one) if it takes the PTX not.
+    Raises LowcError if there is no ptxas.  If it rejects the PTX, CodegenError with its words, the kernel's name, the command,
+    and the path of the PTX (in the folder ``dump``, or in a temporary one).
     """
     tool = find("ptxas")
     if not tool:

@@ -1,8 +1,8 @@
 """GPUs that lowc can compile for where they are not: one well-known model for each compute capability.
 
 A capability says which instructions there are; the scheduler also asks how many multiprocessors share the work.  So "sm_90" means
-the model named here, and whoever shows code or times for it says so.  Figures are those of NVIDIA's data sheets; the driver is one
-that this lowc knows best, and for 7.0 and 7.2 the last that reads code for them.
+the model named here, and whoever shows code or times for it says so.  Figures are those of NVIDIA's data sheets; the driver is
+the newest that lowc knows, and for 7.0 and 7.2 the last that reads code for them.
 """
 
 import re

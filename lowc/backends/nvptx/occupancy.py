@@ -2,8 +2,8 @@
 
 The limits are those of the CUDA programming guide, appendix "Compute Capabilities", table "Device and Streaming Multiprocessor
 Information per Compute Capability" (those of 7.x are in the guide of CUDA 12).  Registers go to warps by 256, a fourth of them to
-each of the four parts of a multiprocessor; shared memory goes to blocks by 128 bytes (7.x: 256), after 1 KB that the system takes of
-each block from 8.0 on.  Both are as in NVIDIA's occupancy calculator, with which the driver agrees (a test asks it).
+each of the four parts of a multiprocessor; shared memory goes to blocks by 128 bytes (7.x: 256), after 1 KB that the system takes
+of each block from 8.0 on.  Both are as in NVIDIA's occupancy calculator, and a test on a GPU asks the driver.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Occupancy:
 
 
 def occupancy(capability: tuple[int, int], threads: int, registers: int, shared: int) -> Occupancy | None:
-    """For blocks of ``threads`` that have ``registers`` each, and ``shared`` bytes together; None for a capability not in the table."""
+    """For blocks of ``threads`` with ``registers`` each and ``shared`` bytes together; None for a capability not in the table."""
     limits = LIMITS.get(capability)
     if limits is None:
         return None

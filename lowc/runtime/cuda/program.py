@@ -18,7 +18,16 @@ from lowc.runtime.cuda.late import enrol
 from lowc.runtime.cuda.modules import CudaModule
 from lowc.runtime.cuda.table import Plan, Table, build, launches, natives, plan
 from lowc.runtime.host import Host
-from lowc.runtime.program import Call, Program, finished, profiled, run_source, shared_names, titles, without_grad
+from lowc.runtime.program import (
+    Call,
+    Program,
+    finished,
+    profiled,
+    run_source,
+    shared_names,
+    titles,
+    without_grad,
+)
 
 
 @dataclass(frozen=True, slots=True)
