@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lowc import lowc_backend
 from lowc.cli.elsewhere import on_gpu
 from lowc.frontend.capture import capture
 from lowc.ir.graph import Graph
@@ -132,7 +133,7 @@ def test_another_answer_is_another_compilation() -> None:
 
 @pytest.mark.usefixtures("deterministic")
 def test_new_memory_is_filled_as_torch_fills_it() -> None:
-    compiled = torch.compile(lambda x: (torch.empty(3), torch.empty_like(x)), backend="lowc", fullgraph=True)
+    compiled = torch.compile(lambda x: (torch.empty(3), torch.empty_like(x)), backend=lowc_backend, fullgraph=True)
     for got in compiled(torch.ones(4, 2)):
         assert got.isnan().all()
 
@@ -146,7 +147,7 @@ def test_threads_of_a_cpu_add_in_order(fn: Callable[..., Tensor]) -> None:
     index = torch.randint(7, (3000,), generator=g)
     want = x.numpy().copy()
     np.add.at(want, index.numpy(), source.numpy())
-    compiled = torch.compile(fn, backend="lowc", fullgraph=True, options={"strict_errors": True})
+    compiled = torch.compile(fn, backend=lowc_backend, fullgraph=True, options={"strict_errors": True})
     for _ in range(3):
         assert np.array_equal(compiled(x, index, source).numpy(), want)
 
@@ -157,7 +158,7 @@ def test_threads_of_a_cpu_add_in_order(fn: Callable[..., Tensor]) -> None:
 @pytest.mark.usefixtures("deterministic")
 def test_sums_on_a_gpu_repeat_bit_for_bit(fn: Callable[..., Tensor]) -> None:
     given = [t.cuda() for t in inputs(rows=100_000)]
-    compiled = torch.compile(fn, backend="lowc")
+    compiled = torch.compile(fn, backend=lowc_backend)
     first, eager = compiled(*given), fn(*given)
     assert torch.equal(first, eager)
     for _ in range(5):
@@ -176,4 +177,4 @@ def test_what_has_no_deterministic_form_raises_as_in_eager() -> None:
     with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
         histogram(x)
     with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
-        torch.compile(histogram, backend="lowc")(x)
+        torch.compile(histogram, backend=lowc_backend)(x)
