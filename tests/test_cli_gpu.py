@@ -188,6 +188,21 @@ def test_a_function_that_raises_is_reported(mixed: Path, capsys: pytest.CaptureF
     assert "the function raises" in fails(capsys, "dump", f"{mixed}:f", *SM_90)
 
 
+def test_a_processor_that_is_not_there_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the compiler cannot do for the CPU at hand is no matter for a GPU, and named else."""
+    from lowc.backends import x86
+    from lowc.errors import CodegenError
+
+    def refuse(options: Options) -> None:
+        raise CodegenError("this processor has no AVX-512")
+
+    monkeypatch.setattr(x86, "detect", refuse)
+    assert "no AVX-512" in fails(capsys, "dump", SOFTMAX, "-o", "isa=avx512")
+    assert ".entry" in prints(capsys, "dump", SOFTMAX, "--stage", "ptx", *SM_90)
+
+
 def test_opt_schedules_for_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     passes = "inline,fuse,forward,recompute,fold,share,localise,linearise,split,schedule"
     out = prints(capsys, "opt", "-p", passes, str(GOLDEN), *SM_90)
@@ -243,7 +258,7 @@ def test_a_sum_in_two_launches_has_two_lines(mixed: Path) -> None:
 
     fn, given = load(f"{mixed}:long_sum")
     (compiled,) = compile_all(fn, given, Options(), gpu=model("sm_90")).graphs
-    lines, _ = launches(compiled.made, compiled.target.cpu)
+    lines, _ = launches(compiled.result, compiled.target.cpu)
     assert len(lines) == 2
     first, second = lines
     assert int(first.blocks) > 100 and second.blocks == "1"
@@ -294,12 +309,13 @@ def test_occupancy_is_what_the_driver_computes(mixed: Path) -> None:
         fn, given = load(f"{module}:{name}")
         seen = compile_all(fn, tuple(t.cuda() for t in given), Options())
         (compiled,) = seen.graphs
-        lines, source = launches(compiled.made, compiled.target.cpu)
-        assert source == "registers as the driver says" and compiled.made.gpu is not None
-        warps = LIMITS[compiled.made.gpu.capability].warps
+        lines, source = launches(compiled.result, compiled.target.cpu)
+        assert source == "registers as the driver says" and compiled.result.gpu is not None
+        warps = LIMITS[compiled.result.gpu.capability].warps
+        assert compiled.result.artifact is not None
         for line in lines:
-            entry = compiled.made.artifact.entries[line.name]
-            code, module_ = driver.cuModuleLoadData(compiled.made.artifact.code + b"\0")
+            entry = compiled.result.artifact.entries[line.name]
+            code, module_ = driver.cuModuleLoadData(compiled.result.artifact.code + b"\0")
             assert int(code) == 0
             code, function = driver.cuModuleGetFunction(module_, entry.symbol.encode())
             assert int(code) == 0

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -17,30 +17,36 @@ from lowc.target import Target
 
 if TYPE_CHECKING:
     from lowc.backends.nvptx.devices import Model
+    from lowc.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one graph.
+
+    ``texts``: (stage, extension, content) in the order of the compiler's dumps, fallbacks included.  ``gpu``: the one that it is
+    for, None for the CPU.  ``artifact``: None if it could not be compiled at all.  ``usage``: what the driver says of its
+    kernels, by their names in the PTX; empty where the GPU is not there.
+    """
+
+    texts: tuple[tuple[str, str, str], ...]
+    gpu: "Model | None"
+    artifact: Artifact | None
+    usage: Mapping[str, Usage]
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """``fused`` is the last module at level LOOPS, ``machine`` what the backend gets.
 
-    Neither knows of fallbacks: a kernel without code is still there.  ``texts``: (stage, extension, content) in the order of the
-    compiler's dumps, fallbacks included.  ``made``: what was made of the graph, and if that is for a GPU, which one, and what the
-    driver says of its kernels, by their names in the PTX (nothing if it is not there).
+    Neither knows of fallbacks: a kernel without code is still there, but not in ``result``.
     """
 
     graph: Graph
     fused: Module
     machine: Module
     target: Target
-    texts: tuple[tuple[str, str, str], ...]
-    made: "Made"
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    artifact: Artifact
-    gpu: "Model | None" = None
-    usage: Mapping[str, Usage] = field(default_factory=dict[str, Usage])
+    result: Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +73,26 @@ def compile_all(
     """
     from lowc.frontend.capture import capture
     from lowc.lowering.table import TABLE
+    from lowc.trace import Trace
 
     # Dynamo's own word on each graph break would stand beside ours.
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    found: list[Compiled] = []
+    found: list[tuple[Graph, Result]] = []
     ours: list[Exception] = []
 
     def compile_one(graph: Graph, constants: Any) -> Any:
-        try:
-            compiled, call = _compiled(graph, constants, options, gpu)
-        except Exception as error:
-            ours.append(error)
-            raise
-        found.append(compiled)
-        return call
+        shown = graph if gpu is None else on_gpu(graph)
+        here = gpu or _gpu_of(graph)
+        artifact, usage = None, {}
+        with TemporaryDirectory() as folder:
+            try:
+                artifact, usage, call = _compiled(graph, shown, constants, options, gpu, Trace(folder))
+                return call
+            except Exception as error:
+                ours.append(error)
+                raise
+            finally:
+                found.append((shown, Result(_read(Path(folder)), here, artifact, usage)))
 
     try:
         seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward, keep=TABLE.keys())
@@ -92,42 +104,39 @@ def compile_all(
         raise LowcError(
             f"the function raises {type(error).__name__}: {error}", hint="call it without torch.compile"
         ) from error
-    return Report(tuple(found), tuple((b.reason, b.where) for b in seen.breaks), seen.unsupported)
+    graphs = tuple(Compiled(g, *schedule(g, options, target_for(options, r.gpu)), r) for g, r in found)
+    return Report(graphs, tuple((b.reason, b.where) for b in seen.breaks), seen.unsupported)
 
 
 def _compiled(
-    graph: Graph, constants: Sequence[Any], options: Options, gpu: "Model | None"
-) -> tuple[Compiled, Callable[[list[Any]], Any]]:
-    """``graph``, shown for ``gpu`` or for where it is, and a function that runs it."""
+    graph: Graph, shown: Graph, constants: Sequence[Any], options: Options, gpu: "Model | None", trace: "Trace"
+) -> tuple[Artifact, Mapping[str, Usage], Callable[[list[Any]], Any]]:
+    """The artifact of ``shown``, which is ``graph`` or that moved to ``gpu``; what the driver says of it; a function that runs
+    ``graph``."""
     from lowc import compiler
-    from lowc.lowering.lower import device_of
-    from lowc.trace import Trace
 
     quiet = replace(options, dump="", time=False)
-    with TemporaryDirectory() as folder:
-        if gpu is not None:
-            shown = on_gpu(graph)
-            made = Made(compiler.cross_compile(shown, target_for(options, gpu), quiet, Trace(folder), len(constants)), gpu)
-            call = compiler.run_by_aten(graph, constants)
-        else:
-            shown = graph
-            call: Any = compiler.compile_graph(graph, constants, quiet, Trace(folder))
-            made = _made(call.program, device_of(graph))
-        texts = _read(Path(folder))
-    return Compiled(shown, *schedule(shown, options, target_for(options, made.gpu)), texts, made), call
+    if gpu is not None:
+        artifact = compiler.cross_compile(shown, target_for(options, gpu), quiet, trace, len(constants))
+        return artifact, {}, compiler.run_by_aten(graph, constants)
+    call: Any = compiler.compile_graph(graph, constants, quiet, trace)
+    on_device = call.program.gpu
+    module = on_device and on_device.loaded.module
+    return call.program.artifact, module.usage() if module else {}, call
 
 
-def _made(program: Any, device: str) -> Made:
-    """What a bound ``program`` is made of; on a GPU, with what the driver knows."""
-    if program.gpu is None:
-        return Made(program.artifact)
+def _gpu_of(graph: Graph) -> "Model | None":
+    """The GPU that ``graph`` is on, as the driver knows it; None if it is on none."""
+    from lowc.lowering.lower import device_of
+
+    kind, _, index = device_of(graph).partition(":")
+    if kind != "cuda":
+        return None
     from lowc.backends.nvptx.devices import Model
     from lowc.runtime.cuda.device import facts
 
-    known = facts(int(device.partition(":")[2] or 0))
-    gpu = Model(known.name, known.capability, known.processors, known.l2, known.bandwidth, known.driver)
-    module = program.gpu.loaded.module
-    return Made(program.artifact, gpu, module.usage() if module else {})
+    known = facts(int(index or 0))
+    return Model(known.name, known.capability, known.processors, known.l2, known.bandwidth, known.driver)
 
 
 def target_for(options: Options, gpu: "Model | None") -> Target:

@@ -55,8 +55,8 @@ def text(compiled: Compiled, stage: str, options: Options) -> str:
     if stage == "machine":
         return print_module(compiled.machine)
     if stage in CODE:
-        return _gpu_code(compiled, stage) if compiled.made.gpu else _cpu_code(compiled, stage, options)
-    found = [content for name, _, content in compiled.texts if name == stage]
+        return _gpu_code(compiled, stage) if compiled.result.gpu else _cpu_code(compiled, stage, options)
+    found = [content for name, _, content in compiled.result.texts if name == stage]
     if not found:
         raise LowcError(f"graph {compiled.graph.name} has nothing to show at stage {stage}")
     return found[-1].rstrip("\n") + "\n"
@@ -77,7 +77,7 @@ def _gpu_code(compiled: Compiled, stage: str) -> str:
     """What was made for a GPU, fallbacks included."""
     from lowc.backends.nvptx import assembler
 
-    ptx = compiled.made.artifact.code
+    ptx = compiled.result.artifact.code if compiled.result.artifact else b""
     if stage == "asm":
         raise LowcError(
             f"graph {compiled.graph.name} is for a GPU and has no assembly of a CPU", hint="--stage ptx or --stage sass"
@@ -87,7 +87,7 @@ def _gpu_code(compiled: Compiled, stage: str) -> str:
             f"graph {compiled.graph.name} has no kernels", hint="lowc explain says what is left to ATen, and why"
         )
     if stage == "llvm":
-        return next(content for name, kind, content in reversed(compiled.texts) if (name, kind) == ("nvptx", "ll"))
+        return next(content for name, kind, content in reversed(compiled.result.texts) if (name, kind) == ("nvptx", "ll"))
     if stage == "ptx":
         return ptx.decode().strip("\n") + "\n"
     return assembler.disassemble(assembler.assemble(ptx, compiled.target.cpu).cubin).strip("\n") + "\n"

@@ -87,7 +87,7 @@ def show(report: Report) -> None:
     for compiled in report.graphs:
         for table in _tables(compiled.graph.name, compiled.fused):
             console.print(table)
-        if compiled.made.gpu and compiled.made.artifact.entries:
+        if compiled.result.gpu and compiled.result.artifact and compiled.result.artifact.entries:
             table, source = _launches(compiled)
             console.print(table)
             console.print(source, highlight=False, soft_wrap=True)
@@ -142,9 +142,9 @@ def _launches(compiled: Compiled) -> tuple[Any, str]:
     """The kernels as a GPU gets them, and for which one, by whose word."""
     from rich.table import Table
 
-    gpu, cpu = compiled.made.gpu, compiled.target.cpu
+    gpu, cpu = compiled.result.gpu, compiled.target.cpu
     assert gpu is not None
-    lines, source = launches(compiled.made, cpu)
+    lines, source = launches(compiled.result, cpu)
     table = Table(title=f"{compiled.graph.name}: launches on {cpu}", title_justify="left")
     _columns(table, "kernel", ">blocks", ">threads", ">shared", ">registers", ">spills", "occupancy", ">bytes", ">at least")
     for line in lines:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lowc.artifact import Entry, Usage
+from lowc.artifact import Artifact, Entry, Usage
 from lowc.cli import cost
-from lowc.cli.compilation import Made
+from lowc.cli.compilation import Result
 from lowc.errors import LowcError
 from lowc.ir.index import text
 from lowc.ir.nodes import Alloc, Kernel, Launch
@@ -32,20 +32,20 @@ class LaunchLine:
     seconds: float | None
 
 
-def launches(made: Made, cpu: str) -> tuple[list[LaunchLine], str]:
-    """One line for each kernel of ``made``, in the order of first launches; and who says what they take, or why nobody does.
+def launches(result: Result, cpu: str) -> tuple[list[LaunchLine], str]:
+    """One line for each kernel of ``result``, in the order of first launches; and who says what they take, or why nobody does.
 
-    ``made`` is for a GPU that LLVM calls ``cpu`` ("sm_90a").
+    ``result`` is for a GPU that LLVM calls ``cpu`` ("sm_90a").
     """
-    gpu, artifact = made.gpu, made.artifact
-    assert gpu is not None
+    gpu, artifact = result.gpu, result.artifact
+    assert gpu is not None and artifact is not None
     kernels: dict[str, Kernel] = {}
     times: dict[str, int] = {}
     for step in artifact.module.steps:
         if isinstance(step, Launch):
             kernels.setdefault(step.kernel.name, step.kernel)
             times[step.kernel.name] = times.get(step.kernel.name, 0) + 1
-    usage, source = _usage(made, cpu) if kernels else ({}, "")
+    usage, source = _usage(result.usage, artifact, cpu) if kernels else ({}, "")
     lines: list[LaunchLine] = []
     for name, kernel in kernels.items():
         entry = artifact.entries[name]
@@ -60,14 +60,14 @@ def launches(made: Made, cpu: str) -> tuple[list[LaunchLine], str]:
     return lines, source
 
 
-def _usage(made: Made, cpu: str) -> tuple[Mapping[str, Usage], str]:
+def _usage(known: Mapping[str, Usage], artifact: Artifact, cpu: str) -> tuple[Mapping[str, Usage], str]:
     """What kernels take, by their names in the PTX: the driver's word where the GPU is, else that of ptxas."""
     from lowc.backends.nvptx import assembler
 
-    if made.usage:
-        return made.usage, "registers as the driver says"
+    if known:
+        return known, "registers as the driver says"
     try:
-        return assembler.assemble(made.artifact.code, cpu).usage, "registers as ptxas says"
+        return assembler.assemble(artifact.code, cpu).usage, "registers as ptxas says"
     except LowcError as error:
         return {}, f"registers are not known: {error.message.splitlines()[0]}"
 
