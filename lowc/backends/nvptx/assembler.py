@@ -79,12 +79,12 @@ def assembled(ptx: bytes, cpu: str, dump: str = "") -> bytes:
 
 def disassemble(cubin: bytes) -> str:
     """The SASS of ``cubin``; raises LowcError where neither tool is installed, or it fails."""
-    commands = {"nvdisasm": ["-c"], "cuobjdump": ["-sass"]}
+    commands = {"nvdisasm": ["-c"], "cuobjdump": ["-sass"]}  # today's cuobjdump calls nvdisasm, older ones did without
     tool = next((path for name in commands if (path := find(name))), "")
     if not tool:
         raise LowcError(
             "there is neither nvdisasm nor cuobjdump",
-            hint="pip install nvidia-cuda-cuobjdump, or put a CUDA toolkit's bin on the PATH",
+            hint="pip install nvidia-cuda-nvdisasm, or put a CUDA toolkit's bin on the PATH",
         )
     with tempfile.TemporaryDirectory(prefix="lowc-") as folder:
         path = Path(folder) / "code.cubin"

@@ -129,7 +129,7 @@ def test_either_disassembler_will_do(bare: Path, name: str, option: str) -> None
 def test_disassemblers_that_are_missing_or_fail(bare: Path) -> None:
     with pytest.raises(LowcError, match="neither nvdisasm nor cuobjdump") as caught:
         assembler.disassemble(b"")
-    assert "nvidia-cuda-cuobjdump" in caught.value.hint
+    assert "nvidia-cuda-nvdisasm" in caught.value.hint
     tool(bare, "nvdisasm", "echo 'not a cubin' >&2; exit 1")
     with pytest.raises(LowcError, match="nvdisasm fails: not a cubin"):
         assembler.disassemble(b"")
