@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from lowc.backends.nvptx import assembler
 from lowc.cli import main
 from lowc.cli.compilation import compile_all
 from lowc.cli.dump import STAGES, text
+from lowc.cli.explain import kernels
 from lowc.cli.launches import launches
 from lowc.cli.load import load
 from lowc.ir.parser import parse_module
@@ -265,6 +267,26 @@ def test_a_sum_in_two_launches_has_two_lines(mixed: Path) -> None:
     # The first reads all of it, and the second what the first leaves: one number for each block.
     assert 4 << 22 <= first.bytes < (4 << 22) + (1 << 16) and second.bytes < 1 << 16
     assert first.seconds == pytest.approx(first.bytes / 3350e9)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape"),
+    [
+        (lambda x: (x + 1).relu(), (1003, 77)),
+        (lambda x: x.t().contiguous() + 1, (1001, 703)),
+        (lambda x: x + x[0], (101, 703)),
+        (lambda x: x.softmax(-1), (4, 100003)),
+        (lambda x: x.sum(0), (5000, 300)),
+        (lambda x: x.cumsum(1), (64, 5000)),
+    ],
+)
+def test_bytes_of_launches_are_those_of_the_loops(fn: Callable[..., torch.Tensor], shape: tuple[int, ...]) -> None:
+    """Vectors and blocks that are not full do not count as if they were, nor as nothing."""
+    from lowc.backends.nvptx.devices import model
+
+    (compiled,) = compile_all(fn, (torch.ones(shape),), Options(), gpu=model("sm_90")).graphs
+    (line,), _ = launches(compiled.result, compiled.target.cpu)
+    assert line.bytes == sum(k.cost.bytes for k in kernels(compiled.fused))
 
 
 def test_the_cpu_is_explained_without_launches(capsys: pytest.CaptureFixture[str]) -> None:

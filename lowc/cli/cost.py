@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lowc.ir import walk
-from lowc.ir.index import Index, Symbol, constant, lower_bound, upper_bound
+from lowc.ir.index import Index, Min, Symbol, constant, lower_bound, upper_bound
 from lowc.ir.nodes import Expr, Extern, For, Kernel, Load, Op, Stmt, Store, Update, View
 
 # Comparisons, selects, conversions and bit operations are not counted.
@@ -128,6 +128,14 @@ def _number(size: Index) -> int:
 
 
 def _most(size: Index) -> int:
-    """The greatest value for ``size`` if it has one, else as ``_number``."""
-    most = upper_bound(size)
+    """The greatest value for ``size`` if it has one, else as ``_number``.
+
+    The last vector of a row is min(what is left, a whole one), and how little may be left is no matter here.
+    """
+    match size.terms:
+        case (((Min() as least,), 1),):
+            parts = [p for part in (least.a, least.b) if (p := upper_bound(part)) is not None]
+            most = min(parts, default=None)
+        case _:
+            most = upper_bound(size)
     return _number(size) if most is None else max(most, 0)
