@@ -90,14 +90,15 @@ def measure(name: str, dtype: torch.dtype, sides: list[str]) -> dict[str, Any]:
 
 def machine() -> dict[str, str]:
     import llvmlite
+    from cuda.bindings import driver
 
-    driver = ".".join(map(str, divmod(torch.cuda.driver_version() if hasattr(torch.cuda, "driver_version") else 0, 1000)))
+    _, version = driver.cuDriverGetVersion()  # 13000 is 13.0
     return {
         "GPU": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "llvmlite": llvmlite.__version__,
         "Python": platform.python_version(),
-        "driver CUDA": driver,
+        "driver CUDA": f"{version // 1000}.{version % 1000 // 10}",
     }
 
 

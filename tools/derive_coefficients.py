@@ -178,6 +178,12 @@ def _erfcx_of(t: Any) -> Any:
     return mp.exp(x * x) * mp.erfc(x)
 
 
+def _erfcx_of_near(k: Any) -> Any:
+    """exp(x**2) * erfc(x) at k = 1 / (1 + 7/16 x)."""
+    x = (1 / k - 1) * 16 / 7
+    return mp.exp(x * x) * mp.erfc(x)
+
+
 FITS: dict[str, Fit] = {
     "EXP": Fit(
         "exp(r) = 1 + r + r**2 * EXP(r) for |r| <= ln 2 / 2",
@@ -288,6 +294,14 @@ FITS: dict[str, Fit] = {
         mp.mpf(7.5) / 13.5,
         lambda t: 1 / _erfcx_of(t),
         53,
+    ),
+    "ERFC_NEAR": Fit(
+        "erfc(x) = exp(-x**2) * k * ERFC_NEAR(k), k = 1 / (1 + 7/16 x), for 0 <= x <= 10.5",
+        _erfcx_of_near,
+        tuple(range(1, 7)),
+        1 / (1 + mp.mpf(7) / 16 * mp.mpf(10.5)),
+        1,
+        lambda k: 1 / _erfcx_of_near(k),
     ),
     "EXP_DOUBLE": Fit(
         "as EXP, in f64",

@@ -193,6 +193,10 @@ OPS: dict[str, OpRow] = {
         OpRow("sigmoid", 1, "f", "same", _sigmoid, ulp=3),
         OpRow("rsqrt", 1, "f", "same", _rsqrt, ulp=2),
         OpRow("pow", 2, "f", "same", _pow, ulp=2),
+        # the same for what is rounded to f16 or bf16 afterwards
+        OpRow("near_exp", 1, "f", "same", np.exp, ulp=256),
+        OpRow("near_sigmoid", 1, "f", "same", _sigmoid, ulp=256),
+        OpRow("near_erfc", 1, "f", "same", _erfc, ulp=256),
     )
 }
 

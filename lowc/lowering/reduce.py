@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import Index, constant, prove_nonneg
-from lowc.ir.nodes import Const, Expr
+from lowc.ir.index import Index, prove_nonneg
+from lowc.ir.nodes import Expr
 from lowc.ir.types import DType, accumulate_dtype, bool_, compute_dtype, f64, i64
 from lowc.lowering.builder import Builder, Operand, Row
 from lowc.lowering.scalars import cast, like, op, select, truth
@@ -193,85 +193,10 @@ def count_nonzero(b: Builder, out: TensorMeta, self: Value, dim: Dims = None) ->
 # ---------------------------------------------------------------- variance and norms
 
 
-def moments(r: Row, correction: Operand) -> tuple[Expr, Expr]:
-    """(variance, mean) in two passes over the row."""
-    b = r.builder
-    acc = compute_dtype(r.source.dtype)
-    count = b.index(r.count)
-    mean = b.let(op("div", total(r, r.source.dtype), cast(count, acc)))
-
-    def square(_: Coords, x: Expr) -> Sequence[Expr]:
-        distance = b.let(op("sub", cast(x, acc), mean))
-        return [op("mul", distance, distance)]
-
-    spread = r.fold("add", acc, square)[0]
-    return op("div", spread, _freedom(r, correction, acc)), mean
-
-
-EXACT = 1 << 24  # integers up to here are f32 values
-
-
-def _freedom(r: Row, correction: Operand, acc: DType) -> Expr:
-    """Elements of the row less ``correction``, at least 0."""
-    count = constant(r.count)
-    if count is not None and count <= EXACT and isinstance(correction, int) and abs(correction) <= EXACT:
-        return Const(float(max(count - correction, 0)), acc)
-    left = op("sub", cast(r.builder.index(r.count), acc), r.builder.number(correction, acc))
-    return op("max", left, like(0.0, left))
-
-
-def _correction(correction: Operand | None) -> Operand:
-    return 1 if correction is None else correction
-
-
 def only_floats(self: Value, what: str) -> None:
     """Raises NotLowered for ``what`` of any other dtype."""
     if self.dtype.kind != "f":
         raise NotLowered(f"{what} of {self.dtype}")
-
-
-def var(
-    b: Builder,
-    out: TensorMeta,
-    self: Value,
-    dim: Dims = None,
-    *,
-    correction: Operand | None = None,
-    keepdim: bool = False,
-) -> Value:
-    only_floats(self, "variance")
-    return one(b, out, self, reduced_dims(self, dim), lambda r: moments(r, _correction(correction))[0])
-
-
-def std(
-    b: Builder,
-    out: TensorMeta,
-    self: Value,
-    dim: Dims = None,
-    *,
-    correction: Operand | None = None,
-    keepdim: bool = False,
-) -> Value:
-    only_floats(self, "variance")
-    return one(
-        b, out, self, reduced_dims(self, dim), lambda r: op("sqrt", moments(r, _correction(correction))[0])
-    )
-
-
-def var_mean(
-    b: Builder,
-    outs: Sequence[TensorMeta | None],
-    self: Value,
-    dim: Dims = None,
-    *,
-    correction: Operand | None = None,
-    keepdim: bool = False,
-) -> tuple[Value, ...]:
-    only_floats(self, "variance")
-    metas = [m for m in outs if isinstance(m, TensorMeta)]
-    if len(metas) != 2:
-        raise NotLowered("one result is unused")
-    return b.reduce(metas, self, reduced_dims(self, dim), lambda r: moments(r, _correction(correction)))
 
 
 def logsumexp(b: Builder, out: TensorMeta, self: Value, dim: Dims, keepdim: bool = False) -> Value:

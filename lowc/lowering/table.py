@@ -18,6 +18,7 @@ from lowc.lowering import (
     power,
     reduce,
     scatter,
+    variance,
     views,
 )
 from lowc.lowering import pointwise as p
@@ -300,9 +301,9 @@ REDUCTION: dict[str, Callable[..., Any]] = {
     "aten.all.dims": reduce.truth_reduction("and"),
     "aten.count_nonzero.default": reduce.count_nonzero,
     "aten.count_nonzero.dim_IntList": reduce.count_nonzero,
-    "aten.var.correction": reduce.var,
-    "aten.std.correction": reduce.std,
-    "aten.var_mean.correction": reduce.var_mean,
+    "aten.var.correction": variance.var,
+    "aten.std.correction": variance.std,
+    "aten.var_mean.correction": variance.var_mean,
     "aten.logsumexp.default": reduce.logsumexp,
     "aten.linalg_vector_norm.default": reduce.norm,
     "aten.cumsum.default": reduce.scan("add"),

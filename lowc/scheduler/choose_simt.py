@@ -11,7 +11,7 @@ block    small kernels of several nests: one block runs them all
 
 from collections.abc import Iterator, Sequence
 
-from lowc.ir.index import Axis, Index, constant, depends_on, ix, split
+from lowc.ir.index import Atom, Axis, Index, Opaque, constant, depends_on, ix, split
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Stmt, Store, Update
 from lowc.ir.scan import outer_updates, running
@@ -38,6 +38,7 @@ from lowc.scheduler.rename import fresh
 from lowc.target import Target
 
 FLAT_THREADS = 256
+GATHER_TURNS = 4  # of a thread whose addresses come from memory: it waits twice, but for all turns together
 ALONE_THREADS = 128
 WARP = 32
 ROW_LEAST = 32  # elements of a row that are worth a warp
@@ -81,13 +82,13 @@ def _free(nest: Sequence[For]) -> list[For]:
 def _grid(loop: For, free: list[For], target: Target, taken: set[str]) -> list[Primitive] | None:
     nest = chain((loop,))
     if len(free) == len(nest) and not any(isinstance(s, For | If) for s in nest[-1].body):
-        return _tile(nest, taken) or _flat(nest, taken)
+        return _tile(nest, taken) or _flat(nest, target, taken)
     body = free[-1].body
     stages = [s for s in body if isinstance(s, For)]
     if any(isinstance(s, If) for s in body) or not stages or not all(_spreads(s) or _scans(s, body) for s in stages):
         return _alone(free, taken)
     if len(stages) == 1 and body[-1] is stages[0] and not outer_updates(stages[0]) and _is_map(body):
-        return _sunk_map(free, stages[0], taken)
+        return _sunk_map(free, stages[0], target, taken)
     if max(_count(s) for s in stages) < ROW_LEAST:
         return _alone(free, taken)
     if is_column(free, stages):
@@ -105,11 +106,11 @@ def _is_map(body: Sequence[Stmt]) -> bool:
     return all(isinstance(s, Let | Store) for s in chain((last,))[-1].body)
 
 
-def _sunk_map(free: list[For], stage: For, taken: set[str]) -> list[Primitive]:
+def _sunk_map(free: list[For], stage: For, target: Target, taken: set[str]) -> list[Primitive]:
     """A map that computes something for each row first: every thread does, so that all loops are one grid."""
     lets = free[-1].body[:-1]
     nest = [*free, *chain(sunk(stage, lets))]
-    return [Sink(free[-1].axis.name), *_flat(nest, taken)]
+    return [Sink(free[-1].axis.name), *_flat(nest, target, taken)]
 
 
 def _spreads(stage: For) -> bool:
@@ -174,7 +175,7 @@ def _dividing(lanes: int, extent: Index, times: int = 1) -> int:
 # ---------------------------------------------------------------- maps
 
 
-def _flat(nest: list[For], taken: set[str]) -> list[Primitive]:
+def _flat(nest: list[For], target: Target, taken: set[str]) -> list[Primitive]:
     plan: list[Primitive] = []
     best = max(nest, key=lambda f: (_contiguous(nest[-1].body, f.axis), f is nest[-1]))
     if best is not nest[-1]:
@@ -183,14 +184,24 @@ def _flat(nest: list[For], taken: set[str]) -> list[Primitive]:
     lanes = _lanes(nest[-1].body, best.axis)
     if len(nest) == 1:
         return [*plan, Spread(best.axis.name, FLAT_THREADS, "x", lanes, grid=True)]
-    return [*plan, *_grid_of(nest, _dividing(lanes, best.axis.extent), FLAT_THREADS, taken)]
+    lanes = _dividing(lanes, best.axis.extent)
+    turns = GATHER_TURNS if any(isinstance(a, Opaque) for s in touched(nest[-1].body) for a in _atoms_of(s)) else 1
+    if turns > 1 and iterations(nest) // lanes < FLAT_THREADS * turns * 2 * target.cores:
+        turns = 1
+    return [*plan, *_grid_of(nest, lanes, FLAT_THREADS, taken, turns)]
 
 
-def _grid_of(nest: Sequence[For], lanes: int, threads: int, taken: set[str]) -> list[Primitive]:
-    """Every iteration of ``nest`` a thread, or ``lanes`` neighbouring ones of the innermost loop, whose extent they divide."""
+def _atoms_of(access: Load | Store) -> frozenset[Atom]:
+    return index_atoms(access.index[0])
+
+
+def _grid_of(nest: Sequence[For], lanes: int, threads: int, taken: set[str], turns: int = 1) -> list[Primitive]:
+    """``turns`` iterations of ``nest`` a thread, each of ``lanes`` neighbours of the innermost loop, whose extent they divide."""
     plan: list[Primitive] = []
     name = _flattened(_in_lanes(_axes(nest), lanes, plan), plan, taken)
-    return [*plan, Spread(name, threads, "x", 1, grid=True)]
+    if turns == 1:
+        return [*plan, Spread(name, threads, "x", 1, grid=True)]
+    return [*plan, Split(name, threads * turns), Bind(f"{name}_o", BLOCK), Spread(f"{name}_i", threads)]
 
 
 def _contiguous(body: Sequence[Stmt], axis: Axis) -> tuple[int, int]:

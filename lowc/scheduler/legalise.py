@@ -72,12 +72,33 @@ def _is_narrow(dtype: DType) -> bool:
     return dtype.bits == 16 and dtype.kind == "f"
 
 
+def _is_exact(expr: Expr) -> bool:
+    """Whether the narrow ``expr``, or a choice that it is, is made by ops that round nothing."""
+    if not isinstance(expr, Op):
+        return False
+    if expr.name == "select":
+        return any(map(_is_exact, expr.args[1:]))
+    return expr.name in EXACT or (expr.name == "cast" and _holds(expr.args[0], expr.dtype))
+
+
+def _holds(expr: Expr, dtype: DType) -> bool:
+    """Whether the f32 ``expr`` has none but values of the narrow ``dtype``."""
+    if isinstance(expr, Const):
+        return expr.dtype == f32 and rounded(float(expr.value), dtype) == expr.value
+    if not isinstance(expr, Op) or expr.dtype != f32:
+        return False
+    if expr.name == "cast":
+        return expr.args[0].dtype == dtype
+    args = expr.args[1:] if expr.name == "select" else expr.args
+    return (expr.name in EXACT or expr.name == "select") and all(_holds(a, dtype) for a in args)
+
+
 class _Rewriter:
     """The state of one kernel's rewriting.
 
     ``legal`` and ``wide`` hold, for the statement at hand, what each expression (by id) became: as it is,
-    and in f32 if it is narrow. ``vars`` and ``arrays`` hold the accumulators (by name) and arrays of
-    accumulators (by id) of narrow floats that are f32 now, and whether their values need no rounding.
+    and in f32 if it is narrow. ``vars`` and ``arrays`` hold the names and arrays (by id) of narrow floats,
+    accumulators for the most part, that are f32 now, and whether their values need no rounding.
     """
 
     __slots__ = ("arrays", "emit", "halves", "kernel", "legal", "loops", "vars", "wide")
@@ -119,6 +140,10 @@ class _Rewriter:
         self.legal.clear()
         self.wide.clear()
         if isinstance(stmt, Let):
+            if _is_narrow(stmt.var.dtype) and _is_exact(stmt.value):
+                var = Var(stmt.var.name, f32)
+                self.vars[var.name] = var, True
+                return Let(var, self.widened(stmt.value))
             value = self.rewrite(stmt.value)
             return stmt if value is stmt.value else Let(stmt.var, value)
         if isinstance(stmt, Store):
@@ -223,7 +248,13 @@ class _Rewriter:
     def _widened(self, expr: Expr) -> Expr:
         if isinstance(expr, Op) and expr.name in EXACT:
             return self._computed(expr)
-        # an accumulator that is f32 now and holds nothing but narrow values
+        if isinstance(expr, Op) and expr.name == "cast" and _holds(expr.args[0], expr.dtype):
+            return self.rewrite(expr.args[0])
+        if isinstance(expr, Op) and expr.name == "select" and any(map(_is_exact, expr.args[1:])):
+            # else a negated branch would be rounded, which changes nothing, only to be widened again
+            cond, *branches = expr.args
+            return Op("select", (self.rewrite(cond), *[self.widened(b) for b in branches]), f32)
+        # f32 now, and holds nothing but narrow values
         if isinstance(expr, Var) and self.vars.get(expr.name, INEXACT)[1]:
             return self.vars[expr.name][0]
         if isinstance(expr, Load) and self.arrays.get(id(expr.buffer), INEXACT)[1]:

@@ -9,7 +9,15 @@ from collections.abc import Callable
 
 from lowc.ir.nodes import Expr
 from lowc.ir.types import f32, f64
-from lowc.scheduler import maths_erf, maths_exp, maths_hyperbolic, maths_log, maths_trig, maths_wide
+from lowc.scheduler import (
+    maths_erf,
+    maths_exp,
+    maths_hyperbolic,
+    maths_log,
+    maths_near,
+    maths_trig,
+    maths_wide,
+)
 from lowc.scheduler.maths_emit import Emit
 
 
@@ -41,6 +49,9 @@ UNARY: dict[str, Callable[[Emit, Expr], Expr]] = {
     "erf": maths_erf.erf,
     "erfc": maths_wide.erfc,
     "rsqrt": _rsqrt,
+    "near_exp": maths_near.exp,
+    "near_sigmoid": maths_near.sigmoid,
+    "near_erfc": maths_near.erfc,
 }
 BINARY: dict[str, Callable[[Emit, Expr, Expr], Expr]] = {
     "atan2": maths_trig.atan2,

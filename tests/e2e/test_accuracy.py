@@ -89,6 +89,13 @@ def test_several_axes(dims: tuple[int, ...]) -> None:
         check(lambda x: (x.sum(dims), x.permute(2, 0, 1).sin().sum(dims)), matrix("rand", *shape), dynamic=False)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_moments_of_batches(dynamic: bool) -> None:
+    for shape in ((16, 5, 24, 24), (100, 3, 8, 9), (7, 2, 1, 65)):
+        x = matrix("rand", *shape) + 100
+        check(lambda x: torch.var_mean(x, (0, 2, 3)), x, dynamic=dynamic)
+
+
 def test_ones_beyond_what_one_accumulator_can_count() -> None:
     check(lambda x: (x.mean(0), x.sum(0)), torch.ones(1 << 25, 2), dynamic=False)
 

@@ -161,6 +161,9 @@ COMPARE: dict[str, Callable[..., Any]] = {n: getattr(torch, n) for n in ("eq", "
 INEXACT: dict[str, Callable[..., Any]] = {
     **{n: getattr(torch, n) for n in MATHS if hasattr(torch, n)},
     "rsqrt": lambda x: 1 / torch.sqrt(x),
+    "near_exp": torch.exp,
+    "near_sigmoid": torch.sigmoid,
+    "near_erfc": torch.erfc,
 }
 
 

@@ -1,5 +1,6 @@
 """Reductions and scans against eager (floats in float64)."""
 
+import math
 from typing import Any
 
 import pytest
@@ -96,6 +97,22 @@ def test_moments() -> None:
         check(lambda a: aten.var_mean.correction(a, [1], correction=0, keepdim=True), x, ulps=16)
         check(lambda a: aten.var_mean.correction(a), x, ulps=16)
     check(lambda a: aten.var.correction(a, [1]), data((3, 1), torch.float32), ulps=4)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_moments_over_parts_that_lie_apart(dynamic: bool) -> None:
+    for seed, dtype in enumerate(FLOATS):
+        x = data((3, 4, 5, 17), dtype, seed, special=False) + 10
+        for correction in (0, 1, 255):
+            check(lambda a, c=correction: aten.var.correction(a, [0, 2, 3], correction=c), x, ulps=16, dynamic=dynamic)
+        check(lambda a: aten.std.correction(a, [0, 2, 3], keepdim=True), x, ulps=16, dynamic=dynamic)
+        check(lambda a: aten.var_mean.correction(a, [1, 3], keepdim=True), x.permute(1, 2, 0, 3), ulps=16, dynamic=dynamic)
+        check(lambda a: aten.var_mean.correction(a, [0, 2]), x[:, :, 1, 1:].permute(2, 1, 0), ulps=16, dynamic=False)
+    special = data((3, 4, 5, 17), torch.float32, special=False)
+    special[0, 0, 0, 0], special[2, 1, 4, 16] = math.inf, math.nan
+    check(lambda a: aten.var.correction(a, [0, 2, 3]), special, ulps=16, dynamic=dynamic)
+    empty = special[:0] if not dynamic else special[:1]
+    check(lambda a: aten.var.correction(a, [0, 2, 3]), empty, ulps=16, dynamic=dynamic)
 
 
 def test_logsumexp_and_norms() -> None:

@@ -237,7 +237,17 @@ def inputs(dtype: Any, seed: int) -> Any:
         return numeric.to_storage(values, dtype)
 
 
+def test_what_is_negated_and_chosen_is_not_rounded_in_between() -> None:
+    wide = "f32(a[i]) * select(f32(a[i]) < f32(b[i]), -f32(b[i]), f32(a[i]))"
+    assert wide in body(one("bf16", "out[i] = a[i] * select(a[i] < b[i], -b[i], a[i])"))
+    named = body(one("bf16", "v = select(a[i] < b[i], -b[i], a[i])\n    out[i] = a[i] * v"))
+    assert "bf16(" not in named.splitlines()[0]
+    assert named.splitlines()[1] == "out[i] = bf16(f32(a[i]) * v)"
+
+
 PROGRAMS = [
+    "out[i] = a[i] * T(select(f32(a[i]) < 1.0:f32, -f32(b[i]), max(f32(a[i]), 0.5:f32)))",
+    "v = select(a[i] < b[i], -b[i], abs(a[i]))\n    out[i] = a[i] * v + select(v != v, v, b[i])",
     "out[i] = a[i] + b[i] * a[i] - 0.1",
     "out[i] = max(a[i], 0.0) / (abs(b[i]) + 1.0)",
     "out[i] = select(a[i] <= b[i], floor(a[i]), -b[i])",
@@ -253,7 +263,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("statement", PROGRAMS)
 @pytest.mark.parametrize("dtype", [bf16, f16, f32], ids=str)
 def test_the_meaning_stays(dtype: Any, statement: str, isa: str) -> None:
-    kernel = parse_kernel(one(dtype.name, re.sub(r"(\d\.\d)", rf"\1:{dtype.name}", statement)))
+    kernel = parse_kernel(one(dtype.name, re.sub(r"(\d\.\d)(?!:)", rf"\1:{dtype.name}", statement).replace("T(", f"{dtype}(")))
     a, b = inputs(dtype, 1), inputs(dtype, 2)
     results: list[Any] = []
     for each in (kernel, legalise.legalise_kernel(kernel, TARGETS[isa])):

@@ -15,6 +15,7 @@ from tests.scheduler.ulp import error, pairs, reference, sample
 Array = Any
 ABILITIES = {"avx512": frozenset({"fma", "scalef"}), "avx2": frozenset({"fma"}), "sse2": frozenset[str]()}
 ABILITIES["branches"] = ABILITIES["avx512"] | {"rarely"}  # sin, cos and tan take another form
+ABILITIES["gpu"] = frozenset({"fma", "ex2", "rarely"})  # with numpy's 2**x and 1/x for the instructions
 
 
 def expansion(name: str, isa: str) -> tuple[Emit, Expr, tuple[Var, ...]]:
@@ -80,6 +81,11 @@ def fma(a: Array, b: Array, c: Array) -> Array:
 UNARY = sorted(maths.UNARY)
 
 
+def bound(name: str, isa: str) -> float:
+    """A GPU's exp is up to 3 units off (docs/limits.md): next to the overflow its argument is not split in the middle."""
+    return OPS[name].ulp + (isa == "gpu" and name == "exp")
+
+
 def test_every_maths_row_has_an_expansion() -> None:
     assert {*maths.UNARY, *maths.BINARY} == MATHS
 
@@ -90,7 +96,7 @@ def test_error_over_all_of_f32(name: str, isa: str) -> None:
     x = sample(40009, start=7)
     errors = error(run(name, isa, x), reference(name, x))
     worst = int(np.argmax(errors))
-    assert errors[worst] <= OPS[name].ulp, f"{name}({x[worst]!r}): {errors[worst]} ulp"
+    assert errors[worst] <= bound(name, isa), f"{name}({x[worst]!r}): {errors[worst]} ulp"
 
 
 @pytest.mark.parametrize("isa", ABILITIES)
@@ -99,7 +105,7 @@ def test_error_where_values_usually_are(name: str, isa: str) -> None:
     x = np.concatenate([np.linspace(-1.6, 1.6, 20001), np.linspace(-20, 20, 20001)]).astype(np.float32)
     errors = error(run(name, isa, x), reference(name, x))
     worst = int(np.argmax(errors))
-    assert errors[worst] <= OPS[name].ulp, f"{name}({x[worst]!r}): {errors[worst]} ulp"
+    assert errors[worst] <= bound(name, isa), f"{name}({x[worst]!r}): {errors[worst]} ulp"
 
 
 @pytest.mark.sweep
@@ -110,7 +116,7 @@ def test_sweep(name: str, isa: str) -> None:
         x = sample(311 * 8, start=311 * start)
         errors = error(run(name, isa, x), reference(name, x))
         worst = int(np.argmax(errors))
-        assert errors[worst] <= OPS[name].ulp, f"{name}({x[worst]!r}): {errors[worst]} ulp"
+        assert errors[worst] <= bound(name, isa), f"{name}({x[worst]!r}): {errors[worst]} ulp"
 
 
 @pytest.mark.parametrize("isa", ABILITIES)

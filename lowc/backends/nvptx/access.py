@@ -107,23 +107,31 @@ def load(t: Thread, buffer: Buffer, index: tuple[Index, ...], mask: Vals | None)
     if width > 1 and where.space == 1:
         t.aligned.add(buffer.name)
 
+    none = const(False if buffer.dtype.kind == "b" else 0, buffer.dtype)
+    kind = none.type
+    words = width > 1 and buffer.dtype.bits == 16
+
     def whole() -> list[str]:
+        if words:
+            return [w for n in range(0, count, width) for w in _words(t, buffer, place, n, width)]
         if width > 1:
             return [v.text for n in range(0, count, width) for v in _wide(t, buffer, place, n, width)]
         return [_one(t, buffer, place, n).text for n in range(count)]
 
-    none = const(False if buffer.dtype.kind == "b" else 0, buffer.dtype)
-    kind = none.type
-    if mask is None:
-        texts = whole()
-    elif len(mask) == 1:
-        texts = t.b.branch(mask[0].text, [(kind, none.text)] * count, whole)
+    def under(held: str) -> list[str]:
+        """The whole, where ``held``.  Words are split behind the branch: halves that come from two sides no longer are."""
+        otherwise = [("i32", "0")] * (count // 2) if words else [(kind, none.text)] * count
+        texts = t.b.branch(held, otherwise, whole) if held else whole()
+        return [half for word in texts for half in split_word(t, word)] if words else texts
+
+    if mask is None or len(mask) == 1:
+        texts = under("" if mask is None else mask[0].text)
     else:
         texts = [none.text] * count
         some = ""
         if width > 1:
             every = _all(t, mask)
-            texts = t.b.branch(every, [(kind, none.text)] * count, whole)
+            texts = under(every)
             some = t.b.pure(f"xor i1 {every}, true")
 
         def single() -> list[str]:
@@ -157,21 +165,19 @@ def _from_memory(t: Thread, text: str, dtype: DType) -> Val:
     return Val(t.b.pure(f"icmp ne i8 {text}, 0") if dtype.kind == "b" else text, dtype)
 
 
+def _words(t: Thread, buffer: Buffer, place: Index, first: int, width: int) -> list[str]:
+    """Lanes of 16 bits as 32-bit words, whose halves widen to f32 by one instruction each."""
+    type_ = f"<{width // 2} x i32>" if width > 2 else "i32"
+    text = _emit_load(t, buffer, type_, address(t, buffer, place, first), width * buffer.dtype.bytes)
+    if width == 2:
+        return [text]
+    return [t.b.pure(f"extractelement {type_} {text}, i32 {n}") for n in range(width // 2)]
+
+
 def _wide(t: Thread, buffer: Buffer, place: Index, first: int, width: int) -> list[Val]:
     dtype = buffer.dtype
-    align = width * dtype.bytes
-    pointer = address(t, buffer, place, first)
-    if dtype.bits == 16:
-        # as 32-bit words, whose halves widen to f32 by one instruction each
-        type_ = f"<{width // 2} x i32>" if width > 2 else "i32"
-        text = _emit_load(t, buffer, type_, pointer, align)
-        out: list[Val] = []
-        for n in range(width // 2):
-            word = t.b.pure(f"extractelement {type_} {text}, i32 {n}") if width > 2 else text
-            out += [Val(x, dtype) for x in split_word(t, word)]
-        return out
     type_ = f"<{width} x {memory_type(dtype)}>"
-    text = _emit_load(t, buffer, type_, pointer, align)
+    text = _emit_load(t, buffer, type_, address(t, buffer, place, first), width * dtype.bytes)
     return [_from_memory(t, t.b.pure(f"extractelement {type_} {text}, i32 {n}"), dtype) for n in range(width)]
 
 

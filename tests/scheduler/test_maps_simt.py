@@ -1,0 +1,51 @@
+"""Maps on a GPU: which loops they become, and that these mean what the program did."""
+
+import numpy as np
+import pytest
+
+from lowc.ir.interp import run_module
+from lowc.ir.nodes import For
+from lowc.ir.parser import parse_module
+from lowc.ir.walk import statements
+from tests.scheduler.test_scans_simt import kernels, scheduled
+
+
+def program(rows: int, width: int, table: int) -> str:
+    return f"""
+module @LOOPS() {{
+  input at: i64[{rows}]
+  input w: f32[{table}, {width}]
+  temp out: f32[{rows}, {width}]
+  launch k(at, w, out)
+  return out
+}}
+kernel k(at: i64[{rows}], w: f32[{table}, {width}], out: f32[{rows}, {width}]) {{
+  for i in {rows} {{
+    for j in {width} {{
+      p = check_index(at[i], {table}, true)
+      out[i, j] = w[p, j] * 2.0
+    }}
+  }}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "rows, width, turns",
+    [(70_000, 64, 4), (70_001, 60, 4), (100, 64, 1)],  # few rows: every thread takes one turn, so that all processors have some
+)
+def test_a_thread_waits_once_for_several_addresses(rows: int, width: int, turns: int) -> None:
+    module = scheduled(program(rows, width, 50))
+    (kernel,) = kernels(module)
+    unrolled = [s.kind.width for s in statements(kernel.body) if isinstance(s, For) and s.kind.name == "unroll"]
+    assert unrolled == ([turns] if turns > 1 else [])
+
+
+def test_gathers_in_turns_mean_the_same() -> None:
+    text = program(70_001, 12, 50)
+    at = np.random.default_rng(0).integers(0, 50, 70_001)
+    w = np.random.default_rng(1).standard_normal((50, 12)).astype(np.float32)
+    (found,) = run_module(scheduled(text), [at, w])
+    assert np.array_equal(found, w[at] * 2)
+    (found,) = run_module(parse_module(text), [at, w])
+    assert np.array_equal(found, w[at] * 2)
