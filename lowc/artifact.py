@@ -1,5 +1,6 @@
 """What compilation yields: code bytes and the host program, all plain data (it can be written to disk and read back)."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -46,6 +47,20 @@ class Entry:
     aligned: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a GPU kernel takes.
+
+    ``registers``: 32-bit ones of a thread.  ``local``: bytes of its own memory.  ``spilled``: bytes that it stores and loads
+    there for want of registers; None if unknown.  ``shared``: bytes of static shared memory of a block.
+    """
+
+    registers: int
+    local: int
+    spilled: int | None
+    shared: int
+
+
 class Record(IntEnum):
     """Kinds of records of a launch table: 8 words of 64 bits each, the first of which is the kind.
 
@@ -84,7 +99,7 @@ class Artifact:
     name of a module buffer that is an input or a non-placed temp (its address), "workspace" (its address), or the name of a
     symbol (its value). Placed temps have no slot: their address is workspace + offset, computed by the native code.
     ``program``: the steps of one call.  ``entries``: by kernel name, on a GPU, where ``Native.symbol`` names a launch table
-    that the runtime makes."""
+    that the runtime makes. ``cubin``: on a GPU, ``code`` as ptxas has assembled it; empty if the driver is to do it."""
 
     target: str
     code: bytes
@@ -92,3 +107,13 @@ class Artifact:
     program: tuple[Native | Extern, ...]
     module: Module
     entries: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
+    cubin: bytes = b""
+
+
+_ENTRY = re.compile(rb"\.entry\s+([\w$.]+)")
+
+
+def kernel_at(ptx: bytes, line: int) -> str:
+    """The kernel in which a line of PTX (from 1) stands, empty if it is in none."""
+    names = _ENTRY.findall(b"\n".join(ptx.splitlines()[:line]))
+    return names[-1].decode() if names else ""

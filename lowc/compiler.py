@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lowc.artifact import Artifact, Native
 from lowc.errors import InternalError, LowcError, OptionError, Unsupported, VerifyError
@@ -25,6 +25,7 @@ from lowc.ir.nodes import Extern, Module
 from lowc.ir.printer import print_graph
 from lowc.lowering.lower import device_of, lower
 from lowc.options import Options
+from lowc.target import Target
 from lowc.trace import Trace, fresh_directory
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lowc")
 
 Compiled = Callable[[list[Any]], list[Any]]
+Made = TypeVar("Made")
 
 
 def compile_graph(
@@ -62,8 +64,14 @@ def _compile(graph: Graph, constants: Sequence[Any], options: Options, trace: Tr
     pipeline.switched_off(options)
     trace = trace or Trace(fresh_directory(options.dump, graph.name))
     trace.dump("graph", lambda: print_graph(graph))
+
+    def attempt(forbidden: frozenset[str]) -> "Program":
+        artifact, bind = compile_artifact(graph, options, trace, forbidden)
+        with trace.phase("runtime"):
+            return bind(artifact, constants)
+
     with _collector_paused():
-        program = _with_fallbacks(graph, constants, options, trace)
+        program = _with_fallbacks(graph, options, trace, attempt)
     trace.dump("host", lambda: program.source, "py")
     for step in program.artifact.program:
         if isinstance(step, Extern):
@@ -86,14 +94,42 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _with_fallbacks(graph: Graph, constants: Sequence[Any], options: Options, trace: Trace) -> "Program":
-    """``compile_artifact`` and the binding, each time with more nodes left to ATen, until it succeeds."""
+def cross_compile(graph: Graph, target: Target, options: Options, trace: Trace, constants: int = 0) -> Artifact:
+    """The artifact of a graph on "cuda:0" for a GPU that need not be there; nothing is loaded or run.
+
+    ``constants``: how many of the last inputs are tensors of the graph's own.  Errors are those of ``compile_graph``.
+    """
+    from lowc.runtime.cuda import program
+    from lowc.scheduler import pipeline
+
+    pipeline.switched_off(options)
+    options = _with_stream(options, graph)
+    trace.dump("graph", lambda: print_graph(graph))
+
+    def attempt(forbidden: frozenset[str]) -> Artifact:
+        return _gpu_artifact(_lowered(graph, options, trace, forbidden), target, options, trace)
+
+    with _collector_paused():
+        artifact = _with_fallbacks(graph, options, trace, attempt)
+    trace.dump("host", lambda: program.source(artifact, constants, options, target.cores), "py")
+    return artifact
+
+
+def run_by_aten(graph: Graph, constants: Sequence[Any] = ()) -> Compiled:
+    """``graph`` as calls of ATen alone: what is compiled for elsewhere can be called here."""
+    module = lower(graph, Options(), frozenset(node.name for node in graph.nodes))
+    artifact, bind = _interpreted(module)
+    return bind(artifact, constants).call
+
+
+def _with_fallbacks(
+    graph: Graph, options: Options, trace: Trace, attempt: Callable[[frozenset[str]], Made]
+) -> Made:
+    """``attempt``, each time with more nodes left to ATen, until it succeeds."""
     forbidden: frozenset[str] = frozenset()
     while True:
         try:
-            artifact, bind = compile_artifact(graph, options, trace, forbidden)
-            with trace.phase("runtime"):
-                return bind(artifact, constants)
+            return attempt(forbidden)
         except OptionError:
             raise
         except Exception as error:
@@ -123,9 +159,7 @@ def compile_artifact(
     kind, _, index = device_of(graph).partition(":")
     if kind not in ("cpu", "cuda"):
         raise Unsupported(f"tensors on device {kind}", hint="lowc compiles for cpu and cuda")
-    with trace.phase("lowering"):
-        module = lower(graph, options, forbidden)
-    trace.dump("lowering", lambda: pipeline.listing(module, options))
+    module = _lowered(graph, options, trace, forbidden)
     if kind == "cuda":
         return _compile_gpu(module, int(index or 0), _with_stream(options, graph), trace)
     if options.isa == "interp":
@@ -142,6 +176,15 @@ def compile_artifact(
         for extension, show in x86.stages(target, options).items():
             trace.dump("x86", lambda show=show: show(module), extension.removeprefix("."))
     return artifact, lambda made, constants: _bind_x86(made, constants, graph.name == "forward")
+
+
+def _lowered(graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str]) -> Module:
+    from lowc.scheduler import pipeline
+
+    with trace.phase("lowering"):
+        module = lower(graph, options, forbidden)
+    trace.dump("lowering", lambda: pipeline.listing(module, options))
+    return module
 
 
 Bind = Callable[[Artifact, Sequence[Any]], "Program"]
@@ -175,16 +218,32 @@ def _with_stream(options: Options, graph: Graph) -> Options:
     return replace(options, stream="caller" if graph.name in ("forward", "backward") else "own")
 
 
+def gpu_target(index: int) -> Target:
+    """The Target of GPU ``index``.  Raises LowcError where there is no driver, or the GPU is too old."""
+    from lowc.runtime.cuda import device
+
+    known = device.facts(index)
+    nvptx: Any = import_module("lowc.backends.nvptx")
+    return nvptx.target(known.capability, known.processors, known.driver, known.l2)
+
+
 def _compile_gpu(module: Module, index: int, options: Options, trace: Trace) -> tuple[Artifact, Bind]:
     """The artifact of a module @LOOPS for GPU ``index``.  (``options.isa`` is about CPUs.)"""
     from lowc.backends.nvptx import walker
-    from lowc.runtime.cuda import device, program
+    from lowc.runtime.cuda import program
+
+    with trace.phase("target"):
+        target = gpu_target(index)
+    if options.dump:
+        options = replace(options, dump=trace.dump_dir)  # code that is rejected goes beside the graph's own files
+    artifact = _gpu_artifact(module, target, options, trace)
+    return artifact, lambda made, constants: program.bind(made, walker.address(), index, constants, options)
+
+
+def _gpu_artifact(module: Module, target: Target, options: Options, trace: Trace) -> Artifact:
     from lowc.scheduler import pipeline
 
     nvptx: Any = import_module("lowc.backends.nvptx")
-    with trace.phase("target"):
-        known = device.facts(index)
-        target = nvptx.target(known.capability, known.processors, known.driver, known.l2)
     with trace.phase("scheduler"):
         module = pipeline.run(module, target, options, trace)
     with trace.phase("backend"):
@@ -192,7 +251,7 @@ def _compile_gpu(module: Module, index: int, options: Options, trace: Trace) -> 
     if trace.dumping:
         for extension, show in nvptx.stages(target, options).items():
             trace.dump("nvptx", lambda show=show: show(module), extension.removeprefix("."))
-    return artifact, lambda made, constants: program.bind(made, walker.address(), index, constants, options)
+    return artifact
 
 
 def _culprits(error: Exception, graph: Graph) -> frozenset[str]:

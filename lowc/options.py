@@ -26,6 +26,8 @@ ROWS: tuple[Row, ...] = (
     Row("isa", "auto", ("auto", "sse2", "avx2", "avx512", "interp"), True, "LOWC_ISA", "instruction set; interp: no code"),
     Row("threads", True, (True, False), True, "", "run large kernels on torch's OpenMP threads"),
     Row("stream", "auto", ("auto", "own", "caller"), False, "LOWC_STREAM", "GPU: lowc's own streams or the caller's"),
+    Row("ptxas", "off", ("off", "auto"), True, "LOWC_PTXAS", "GPU: the driver makes code of PTX, or ptxas where there is one"),
+    Row("nvtx", False, (True, False), False, "LOWC_NVTX", "GPU: native calls are NVTX ranges by kernel name"),
     Row("strict_errors", False, (True, False), False, "", "raise where a kernel has no code, instead of running it in ATen"),
     Row("fallback_random", False, (True, False), True, "", "random numbers are those that eager draws"),
     Row("check", False, (True, False), False, "LOWC_CHECK", "verify after every pass"),
@@ -44,6 +46,8 @@ class Options:
     isa: str = "auto"
     threads: bool = True
     stream: str = "auto"
+    ptxas: str = "off"
+    nvtx: bool = False
     strict_errors: bool = False
     fallback_random: bool = False
     check: bool = False

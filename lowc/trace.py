@@ -15,10 +15,12 @@ A ``Trace`` is made for each compilation and handed down; there is no global one
 """
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 
@@ -113,3 +115,24 @@ def fresh_directory(parent: str, name: str) -> str:
             return path
         except FileExistsError:
             number += 1
+
+
+def keep(content: bytes, folder: str, name: str) -> str:
+    """Writes ``content`` to a new file called ``name``, or nearly so, in ``folder`` ("": a temporary one).  The path; where the
+    file cannot be written, words that say so, since this is for the message of an error.
+    """
+    try:
+        folder = folder or tempfile.mkdtemp(prefix="lowc-")
+        os.makedirs(folder, exist_ok=True)
+        stem, dot = os.path.splitext(name)
+        for number in count():
+            path = os.path.join(folder, f"{stem}.{number}{dot}" if number else name)
+            try:
+                with open(path, "xb") as file:
+                    file.write(content)
+                return path
+            except FileExistsError:
+                continue
+    except OSError as error:
+        return f"no file ({error})"
+    raise AssertionError("numbers do not end")

@@ -1,6 +1,7 @@
 """What the documents promise is there: files, commands, options, passes; and nothing in them belongs to one machine."""
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from textwrap import dedent
@@ -78,6 +79,31 @@ def test_files_that_the_readme_names_exist() -> None:
         assert (
             f"def {function}(" in (ROOT / name).read_text() or f"\n{function} =" in (ROOT / name).read_text()
         )
+
+
+def commands() -> list[str]:
+    """The calls of ``lowc`` that the README and the tour show, each once."""
+    lines = [line for name in ("README.md", "docs/tour.md") for line in (ROOT / name).read_text().splitlines()]
+    found = [line.partition("#")[0].strip() for line in lines if re.match(r"\s*lowc (dump|explain|opt) ", line)]
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_of_the_documents_run(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    status = main(shlex.split(line)[1:])
+    said = capsys.readouterr()
+    if status and "--stage sass" in line:
+        assert "there is no ptxas" in said.err or "neither nvdisasm nor cuobjdump" in said.err
+        pytest.skip("needs ptxas and a disassembler")
+    assert status == 0 and said.out, said.err
+
+
+def test_the_documents_show_every_command_with_a_gpu() -> None:
+    shown = [line for line in commands() if "--target sm_" in line]
+    assert {line.split()[1] for line in shown} == {"dump", "explain", "opt"}
 
 
 def test_the_two_commands_of_the_readme() -> None:

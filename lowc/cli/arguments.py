@@ -1,11 +1,12 @@
 """Arguments that several subcommands share."""
 
 import argparse
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowc.options import ROWS, Options, parse
-from lowc.target import Target
+
+if TYPE_CHECKING:
+    from lowc.backends.nvptx.devices import Model
 
 
 def add_function(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,24 @@ def add_function(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--inference", action="store_true", help="under no_grad: no backward graph")
     parser.add_argument("--dynamic", action="store_true", help="all sizes symbolic")
+    add_target(parser)
     add_options(parser)
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target", metavar="sm_NN", default="",
+        help="compile for this GPU (sm_70 to sm_121), which need not be there, and run in ATen (default: where the inputs are)",
+    )  # fmt: skip
+
+
+def gpu(chosen: argparse.Namespace) -> "Model | None":
+    """The GPU that ``--target`` names; raises OptionError if it is not known."""
+    if not chosen.target:
+        return None
+    from lowc.backends.nvptx.devices import model
+
+    return model(chosen.target)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +41,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-o", "--option", action="append", default=[], metavar="NAME=VALUE",
         help="a compiler option: " + ", ".join(row.name for row in ROWS),
     )  # fmt: skip
-
-
-def target(options: Options) -> Target:
-    """The Target that ``options.isa`` asks for; "interp" has none, what is shown is then for this processor."""
-    from lowc.backends import x86
-
-    return x86.detect(replace(options, isa="auto") if options.isa == "interp" else options)
 
 
 def options(chosen: argparse.Namespace) -> Options:

@@ -1,33 +1,52 @@
 """One function through the whole compiler, with every text that came up on the way."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lowc.cli import arguments
+from lowc.artifact import Artifact, Usage
+from lowc.cli.elsewhere import on_gpu
 from lowc.errors import LowcError
 from lowc.ir.graph import Graph
 from lowc.ir.nodes import Module
 from lowc.options import Options
 from lowc.target import Target
 
+if TYPE_CHECKING:
+    from lowc.backends.nvptx.devices import Model
+    from lowc.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one graph.
+
+    ``texts``: (stage, extension, content) in the order of the compiler's dumps, fallbacks included.  ``gpu``: the one that it is
+    for, None for the CPU.  ``artifact``: None if it could not be compiled at all.  ``usage``: what the driver says of its
+    kernels, by their names in the PTX; empty where the GPU is not there.
+    """
+
+    texts: tuple[tuple[str, str, str], ...]
+    gpu: "Model | None"
+    artifact: Artifact | None
+    usage: Mapping[str, Usage]
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """``fused`` is the last module at level LOOPS, ``machine`` what the backend gets.
 
-    Neither knows of fallbacks: a kernel without code is still there.  ``texts``: (stage, extension, content) in the order of the
-    compiler's dumps, fallbacks included.
+    Neither knows of fallbacks: a kernel without code is still there, but not in ``result``.
     """
 
     graph: Graph
     fused: Module
     machine: Module
     target: Target
-    texts: tuple[tuple[str, str, str], ...]
+    result: Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +65,34 @@ def compile_all(
     *,
     dynamic: bool | None = None,
     backward: bool = True,
+    gpu: "Model | None" = None,
 ) -> Report:
     """Compiles and calls ``fn`` on ``args`` once, and its backward pass where there is one.
 
-    Raises LowcError if ``fn`` raises.
+    With ``gpu`` it is compiled for that one instead of where ``args`` are, and ATen runs it.  Raises LowcError if ``fn`` raises.
     """
-    from lowc.compiler import compile_graph
     from lowc.frontend.capture import capture
     from lowc.lowering.table import TABLE
     from lowc.trace import Trace
 
     # Dynamo's own word on each graph break would stand beside ours.
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    texts: list[tuple[tuple[str, str, str], ...]] = []
+    found: list[tuple[Graph, Result]] = []
     ours: list[Exception] = []
 
     def compile_one(graph: Graph, constants: Any) -> Any:
+        shown = graph if gpu is None else on_gpu(graph)
+        here = gpu or _gpu_of(graph)
+        artifact, usage = None, {}
         with TemporaryDirectory() as folder:
             try:
-                return compile_graph(graph, constants, replace(options, dump="", time=False), Trace(folder))
+                artifact, usage, call = _compiled(graph, shown, constants, options, gpu, Trace(folder))
+                return call
             except Exception as error:
                 ours.append(error)
                 raise
             finally:
-                texts.append(_read(Path(folder)))
+                found.append((shown, Result(_read(Path(folder)), here, artifact, usage)))
 
     try:
         seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward, keep=TABLE.keys())
@@ -81,16 +104,61 @@ def compile_all(
         raise LowcError(
             f"the function raises {type(error).__name__}: {error}", hint="call it without torch.compile"
         ) from error
-    graphs = tuple(Compiled(g, *schedule(g, options), t) for g, t in zip(seen.graphs, texts))
+    graphs = tuple(Compiled(g, *schedule(g, options, target_for(options, r.gpu)), r) for g, r in found)
     return Report(graphs, tuple((b.reason, b.where) for b in seen.breaks), seen.unsupported)
 
 
-def schedule(graph: Graph, options: Options) -> tuple[Module, Module, Target]:
+def _compiled(
+    graph: Graph, shown: Graph, constants: Sequence[Any], options: Options, gpu: "Model | None", trace: "Trace"
+) -> tuple[Artifact, Mapping[str, Usage], Callable[[list[Any]], Any]]:
+    """The artifact of ``shown``, which is ``graph`` or that moved to ``gpu``; what the driver says of it; a function that runs
+    ``graph``."""
+    from lowc import compiler
+
+    quiet = replace(options, dump="", time=False)
+    if gpu is not None:
+        artifact = compiler.cross_compile(shown, target_for(options, gpu), quiet, trace, len(constants))
+        return artifact, {}, compiler.run_by_aten(graph, constants)
+    call: Any = compiler.compile_graph(graph, constants, quiet, trace)
+    on_device = call.program.gpu
+    module = on_device and on_device.loaded.module
+    return call.program.artifact, module.usage() if module else {}, call
+
+
+def _gpu_of(graph: Graph) -> "Model | None":
+    """The GPU that ``graph`` is on, as the driver knows it; None if it is on none."""
+    from lowc.lowering.lower import device_of
+
+    kind, _, index = device_of(graph).partition(":")
+    if kind != "cuda":
+        return None
+    from lowc.backends.nvptx.devices import Model
+    from lowc.runtime.cuda.device import facts
+
+    known = facts(int(index or 0))
+    return Model(known.name, known.capability, known.processors, known.l2, known.bandwidth, known.driver)
+
+
+def target_for(options: Options, gpu: "Model | None") -> Target:
+    """The Target for ``gpu``, or the one of this processor that ``options.isa`` asks for.
+
+    "interp" has none: what is shown is then for this processor.
+    """
+    if gpu is not None:
+        from lowc.backends.nvptx.devices import target_of
+
+        return target_of(gpu)
+    from lowc.backends import x86
+
+    return x86.detect(replace(options, isa="auto") if options.isa == "interp" else options)
+
+
+def schedule(graph: Graph, options: Options, target: Target) -> tuple[Module, Module, Target]:
     """``graph`` lowered and taken through the passes that leave it at level LOOPS; the same at MACHINE; for which target."""
     from lowc.lowering import lower
     from lowc.scheduler import pipeline
 
-    module, target = lower(graph, options), arguments.target(options)
+    module = lower(graph, options)
     fused = module
     off = pipeline.switched_off(options)
     for row in pipeline.PASSES:

@@ -1,10 +1,11 @@
 """What a kernel or a call of ATen has to do: bytes it must move and floating-point operations, read off the IR at level LOOPS."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lowc.ir import walk
-from lowc.ir.index import Index, Symbol, constant, lower_bound, upper_bound
+from lowc.ir.index import Index, Min, Symbol, constant, lower_bound, upper_bound
 from lowc.ir.nodes import Expr, Extern, For, Kernel, Load, Op, Stmt, Store, Update, View
 
 # Comparisons, selects, conversions and bit operations are not counted.
@@ -34,13 +35,15 @@ class Cost:
     flops: int
 
 
-def of_kernel(kernel: Kernel) -> Cost:
+def of_kernel(kernel: Kernel, bound: bool = False) -> Cost:
+    """``bound``: the kernel is at MACHINE, where a loop's extent may be as much as a vector, and is less only at the ends."""
+    number = _most if bound else _number
     reads: dict[str, int] = defaultdict(int)
     writes: dict[str, int] = defaultdict(int)
-    flops = _walk(kernel.body, 1, reads, writes)
+    flops = _walk(kernel.body, 1, reads, writes, number)
     moved = 0
     for buffer in kernel.params:
-        size = _product(buffer.shape)
+        size = elements(buffer.shape)
         moved += (min(size, reads[buffer.name]) + min(size, writes[buffer.name])) * buffer.dtype.bytes
     return Cost(moved, flops)
 
@@ -48,19 +51,25 @@ def of_kernel(kernel: Kernel) -> Cost:
 def of_extern(step: Extern) -> Cost:
     """Bytes of tensor arguments and results; multiplications and additions of matrix products (0 for any other op)."""
     views = [a for a in _flat(step.args) if isinstance(a, View)]
-    moved = sum(_product(v.shape) * v.dtype.bytes for v in views)
+    moved = sum(elements(v.shape) * v.dtype.bytes for v in views)
     moved += sum(
-        _product(r.shape) * r.dtype.bytes for r in step.results if r is not None and not isinstance(r, Symbol)
+        elements(r.shape) * r.dtype.bytes for r in step.results if r is not None and not isinstance(r, Symbol)
     )
     flops = 0
     name = step.target.split(".")[1]
     if name in ("mm", "bmm", "addmm", "baddbmm") and len(views) >= 2:
         left, right = views[-2:]
-        flops = 2 * _product(left.shape) * _number(right.shape[-1])
+        flops = 2 * elements(left.shape) * _number(right.shape[-1])
     return Cost(moved, flops)
 
 
-def _walk(body: tuple[Stmt, ...], times: int, reads: dict[str, int], writes: dict[str, int]) -> int:
+def _walk(
+    body: tuple[Stmt, ...],
+    times: int,
+    reads: dict[str, int],
+    writes: dict[str, int],
+    number: Callable[[Index], int],
+) -> int:
     """Flops of ``body`` run ``times`` times; adds to the counts of element accesses by buffer name."""
     flops = 0
     for stmt in body:
@@ -69,7 +78,7 @@ def _walk(body: tuple[Stmt, ...], times: int, reads: dict[str, int], writes: dic
             flops += times * _expression(expr, times, reads, seen)
         match stmt:
             case For():
-                flops += _walk(stmt.body, times * _number(stmt.axis.extent), reads, writes)
+                flops += _walk(stmt.body, times * number(stmt.axis.extent), reads, writes, number)
             case Update():
                 flops += times if stmt.values[0].dtype.kind == "f" else 0
             case Store():
@@ -78,7 +87,7 @@ def _walk(body: tuple[Stmt, ...], times: int, reads: dict[str, int], writes: dic
                     reads[stmt.buffer.name] += times
                     flops += times if stmt.buffer.dtype.kind == "f" else 0
             case _:
-                flops += _walk(getattr(stmt, "body", ()), times, reads, writes)
+                flops += _walk(getattr(stmt, "body", ()), times, reads, writes, number)
     return flops
 
 
@@ -104,7 +113,7 @@ def _flat(args: object) -> list[object]:
     return [leaf for a in args for leaf in _flat(a)] if isinstance(args, tuple) else [args]
 
 
-def _product(shape: tuple[Index, ...]) -> int:
+def elements(shape: tuple[Index, ...]) -> int:
     total = 1
     for size in shape:
         total *= _number(size)
@@ -116,3 +125,17 @@ def _number(size: Index) -> int:
     if (value := constant(size)) is not None:
         return value
     return lower_bound(size) or upper_bound(size) or 1
+
+
+def _most(size: Index) -> int:
+    """The greatest value for ``size`` if it has one, else as ``_number``.
+
+    The last vector of a row is min(what is left, a whole one), and how little may be left is no matter here.
+    """
+    match size.terms:
+        case (((Min() as least,), 1),):
+            parts = [p for part in (least.a, least.b) if (p := upper_bound(part)) is not None]
+            most = min(parts, default=None)
+        case _:
+            most = upper_bound(size)
+    return _number(size) if most is None else max(most, 0)

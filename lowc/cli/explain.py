@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowc.cli import arguments, cost
-from lowc.cli.compilation import Report, compile_all
+from lowc.cli.compilation import Compiled, Report, compile_all
+from lowc.cli.launches import LaunchLine, launches
 from lowc.cli.load import load
 from lowc.ir.nodes import Extern, Launch, Module
 
@@ -34,7 +35,7 @@ def add(commands: Any) -> None:
         "explain",
         help="kernels, fusions, calls of ATen and graph breaks of a function",
         description="Lists the kernels of a function and its backward pass with their fused ops, bytes and FLOPs, the ops that "
-        "are calls of ATen and why, and where Dynamo broke the graph.",
+        "are calls of ATen and why, and where Dynamo broke the graph; for a GPU also how the kernels are launched.",
     )
     arguments.add_function(parser)
     parser.set_defaults(run=run)
@@ -49,6 +50,7 @@ def run(chosen: argparse.Namespace) -> int:
             arguments.options(chosen),
             dynamic=chosen.dynamic or None,
             backward=not chosen.inference,
+            gpu=arguments.gpu(chosen),
         )
     )
     return 0
@@ -85,6 +87,10 @@ def show(report: Report) -> None:
     for compiled in report.graphs:
         for table in _tables(compiled.graph.name, compiled.fused):
             console.print(table)
+        if compiled.result.gpu and compiled.result.artifact and compiled.result.artifact.entries:
+            table, source = _launches(compiled)
+            console.print(table)
+            console.print(source, highlight=False, soft_wrap=True)
         made, called = kernels(compiled.fused), externs(compiled.fused)
         total = sum(k.cost.bytes for k in made)
         ops = sum(len(k.ops) for k in made)
@@ -130,6 +136,38 @@ def _tables(name: str, module: Module) -> Iterator[Any]:
             numbers = _si(moved), _si(flops) if flops else ""
             table.add_row(target, str(len(costs)), _escape(because), *numbers, _escape(where))
         yield table
+
+
+def _launches(compiled: Compiled) -> tuple[Any, str]:
+    """The kernels as a GPU gets them, and for which one, by whose word."""
+    from rich.table import Table
+
+    gpu, cpu = compiled.result.gpu, compiled.target.cpu
+    assert gpu is not None
+    lines, source = launches(compiled.result, cpu)
+    table = Table(title=f"{compiled.graph.name}: launches on {cpu}", title_justify="left")
+    _columns(table, "kernel", ">blocks", ">threads", ">shared", ">registers", ">spills", "occupancy", ">bytes", ">at least")
+    for line in lines:
+        table.add_row(
+            _escape(line.name) + (f" x{line.times}" if line.times > 1 else ""),
+            line.blocks,
+            " x ".join(str(n) for n in line.threads if n > 1) or "1",
+            str(line.shared),
+            str(line.usage.registers) if line.usage else "?",
+            _spills(line),
+            f"{line.occupancy[0]:.0%} ({line.occupancy[1]})" if line.occupancy else "?",
+            _si(line.bytes),
+            "?" if line.seconds is None else f"{line.seconds * 1e6:.3g} us",
+        )
+    speed = f", {_si(gpu.bandwidth)}B/s" if gpu.bandwidth else ""
+    return table, f"{cpu} as in {gpu.name} ({gpu.processors} multiprocessors{speed}); {source}"
+
+
+def _spills(line: LaunchLine) -> str:
+    """Bytes that a thread stores and loads for want of registers; the driver only knows a bound."""
+    if line.usage is None:
+        return "?"
+    return f"<= {line.usage.local}" if line.usage.spilled is None else str(line.usage.spilled)
 
 
 def _columns(table: Any, *names: str) -> None:

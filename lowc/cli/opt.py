@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lowc.cli import arguments
+from lowc.cli.compilation import target_for
 from lowc.errors import LowcError
 from lowc.ir import walk
 from lowc.ir.index import ZERO
@@ -24,6 +25,7 @@ def add(commands: Any) -> None:
         "-p", "--passes", default="", metavar="A,B", help="passes in this order (none: only parse and verify)"
     )
     parser.add_argument("--list", action="store_true", help="list the passes and stop")
+    arguments.add_target(parser)
     arguments.add_options(parser)
     parser.set_defaults(run=run)
 
@@ -44,7 +46,7 @@ def run(chosen: argparse.Namespace) -> int:
     module = read(_text(chosen.file))
     verify_module(module, module.level)
     options = replace(arguments.options(chosen), check=True)
-    target = arguments.target(options) if names else None
+    target = target_for(options, arguments.gpu(chosen)) if names else None
     # Kernels from text do not know the module's buffers yet; every pass at LOOPS expects that they do.
     if module.level == "LOOPS" and names and names[0] != "attach":
         names.insert(0, "attach")

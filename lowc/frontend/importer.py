@@ -64,7 +64,9 @@ def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tenso
     inputs += [Input(key, _tensor_meta(tensor, symbols)) for key, tensor in constants.items()]
     written = {node.args[0].name for node in nodes if node.target == _COPY and isinstance(node.args[0], Ref)}
     marked = tuple(Input(i.name, i.meta, i.name in written) for i in inputs)
-    graph = Graph(name, tuple(symbols.values()), marked, tuple(nodes), outputs)
+    # Dynamo guards on it: another answer is another compilation.
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    graph = Graph(name, tuple(symbols.values()), marked, tuple(nodes), outputs, deterministic)
     return graph, list(constants.values())
 
 

@@ -61,8 +61,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
+    """``deterministic``: results must not depend on timing (``torch.use_deterministic_algorithms``), and memory that nobody has
+    written is filled."""
+
     name: str
     symbols: tuple[Symbol, ...]
     inputs: tuple[Input, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[GraphArg, ...]
+    deterministic: bool = False

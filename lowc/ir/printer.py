@@ -112,7 +112,7 @@ def print_module_lines(module: Module) -> list[Line]:
 def print_graph(g: graph.Graph) -> str:
     """``g`` as text, one line for each input and node; for reading, there is no parser."""
     symbols = ", ".join(f"{s.name}: {_range(s)}" for s in g.symbols)
-    lines = [f"graph {g.name}({symbols}) {{"]
+    lines = [f"graph {g.name}({symbols}){' deterministic' if g.deterministic else ''} {{"]
     for item in g.inputs:
         lines.append(f"  input {item.name}: {_meta(item.meta)}{' mutated' if item.mutated else ''}")
     for node in g.nodes:

@@ -61,11 +61,18 @@ class Builder:
 
     ``choose_parts``: what is put together from a few parts is a map that chooses among them, which threads of a GPU do without
     waiting for one another; else a nest for each part.
+
+    ``deterministic``: what ``Graph.deterministic`` says.  ``atomic``: reducing stores happen in any order, as on a GPU; else in
+    that of the loops.
     """
 
-    def __init__(self, taken: Sequence[str], choose_parts: bool = False) -> None:
+    def __init__(
+        self, taken: Sequence[str], choose_parts: bool = False, deterministic: bool = False, atomic: bool = False
+    ) -> None:
         """``taken``: names that no temp may have."""
         self.choose_parts = choose_parts
+        self.deterministic = deterministic
+        self.atomic = atomic
         self.temps: list[Buffer] = []
         self.steps: list[Step] = []
         self.stem = ""
@@ -325,8 +332,14 @@ class Builder:
     def store(
         self, out: Value, coords: Coords, value: Expr, mask: Expr | None = None, reducer: str = ""
     ) -> None:
-        """Writes ``value``, converted to out's dtype."""
+        """Writes ``value``, converted to out's dtype.
+
+        Raises NotLowered for a reduction of floats whose order is open, if the graph is deterministic.
+        """
         check_loadable(out)
+        # Sums round; even extremes depend on the order where zeros of both signs meet.
+        if reducer and self.atomic and self.deterministic and out.dtype.kind == "f":
+            raise NotLowered("deterministic algorithms are asked for, and atomic float operations come in any order")
         assert out.coords is not None
         where = out.coords(tuple(coords))
         self._note(*where)

@@ -1,6 +1,8 @@
 """Tensors made of numbers: full, arange, *_like and their kin."""
 
 from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
@@ -34,7 +36,7 @@ def full_like(b: Builder, out: TensorMeta, self: Value, fill_value: Operand, **h
 
 
 def constant_like(value: float) -> Lowering:
-    """zeros_like and ones_like; also empty_like, where zeros are as good as anything."""
+    """zeros_like and ones_like."""
 
     def lower(b: Builder, out: TensorMeta, self: Value, **how: object) -> Value:
         return full_like(b, out, self, value, **how)
@@ -49,10 +51,22 @@ def new_full(
 
 
 def constant_fill(value: float) -> Lowering:
-    """zeros, ones, their *_like and new_* forms; also empty, where zeros are as good as anything."""
+    """zeros, ones, their *_like and new_* forms."""
 
     def lower(b: Builder, out: TensorMeta, *_: object, **__: object) -> Value:
         return filled(b, out, value)
+
+    return lower
+
+
+def undefined(fill: Lowering) -> Lowering:
+    """empty and its kin: ``fill`` is as good as anything, but for deterministic algorithms, where torch has values of its own."""
+
+    @wraps(fill)  # with its parameters, by which a call is judged
+    def lower(b: Builder, out: TensorMeta, *args: Any, **kwargs: Any) -> Value:
+        if b.deterministic:
+            raise NotLowered("deterministic algorithms are asked for: torch fills new memory")
+        return fill(b, out, *args, **kwargs)
 
     return lower
 

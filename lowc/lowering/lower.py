@@ -28,7 +28,8 @@ def lower(graph: Graph, options: Options | None = None, forbid: frozenset[str] =
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window).
     """
     taken = [i.name for i in graph.inputs] + [s.name for s in graph.symbols]
-    builder = Builder(taken, choose_parts=not device_of(graph).startswith("cpu"))
+    gpu = not device_of(graph).startswith("cpu")
+    builder = Builder(taken, choose_parts=gpu, deterministic=graph.deterministic, atomic=gpu)
     env: Env = {}
     devices = _devices(graph)
     inputs: list[Buffer | Symbol | None] = []

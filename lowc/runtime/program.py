@@ -149,30 +149,30 @@ def profiled(artifact: Artifact, host: Host, call: Call, names: dict[str, Any]) 
 
         return native
 
-    titles = _titles(artifact)
+    names_of_kernels = titles(artifact)
     second: list[Call] = []
 
     def watched(args: list[Any]) -> list[Any]:
         if not _profiler_enabled():
             return call(args)
         if not second:
-            named = {name: recorded(names[name], titles[symbol]) for name, symbol in host.natives.items()}
+            named = {name: recorded(names[name], names_of_kernels[symbol]) for name, symbol in host.natives.items()}
             second.append(run_source(host.source, names | named))
         return second[0](args)
 
     return watched if host.natives else call
 
 
-def _titles(artifact: Artifact) -> dict[str, str]:
+def titles(artifact: Artifact) -> dict[str, str]:
     """For each native function: the kernels that it runs, e.g. "lowc: sum_0, div_0 and 3 more"."""
-    titles: dict[str, str] = {}
+    found: dict[str, str] = {}
     for step in artifact.program:
         if isinstance(step, Native):
             launches = [artifact.module.steps[i] for i in step.launches]
             kernels = [launch.kernel.name for launch in launches if isinstance(launch, Launch)]
             more = f" and {len(kernels) - 3} more" if len(kernels) > 3 else ""
-            titles[step.symbol] = "lowc: " + ", ".join(kernels[:3]) + more
-    return titles
+            found[step.symbol] = "lowc: " + ", ".join(kernels[:3]) + more
+    return found
 
 
 def _checked(check: Callable[[list[Any]], None], call: Call) -> Call:

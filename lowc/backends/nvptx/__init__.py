@@ -1,11 +1,15 @@
 """The NVIDIA backend: a ``target`` from what the driver tells, ``compile_module`` to an Artifact with PTX, ``stages`` to look at.
 
-Module @MACHINE ── plan (threads) ── emit (LLVM IR text of one thread) ── toolchain (PTX)
+Module @MACHINE ── plan (threads) ── emit (LLVM IR text of one thread) ── toolchain (PTX) ── assembler (a cubin; by option only)
+
+``devices`` has GPUs to compile for where none is, ``occupancy`` what a multiprocessor holds: both serve whoever looks at code.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from lowc.artifact import Artifact
+from lowc.backends.nvptx import assembler
 from lowc.backends.nvptx import module as _module
 from lowc.backends.nvptx.detect import default, target
 from lowc.ir.nodes import Module
@@ -17,7 +21,10 @@ __all__ = ["compile_module", "default", "stages", "target"]
 
 def compile_module(module: Module, target: Target, options: Options) -> Artifact:
     """The Artifact for a module @MACHINE.  Raises CodegenError, naming the kernel, for what has no code."""
-    return _module.compile_module(module, target)
+    artifact = _module.compile_module(module, target)
+    if options.ptxas == "auto" and artifact.code:
+        return replace(artifact, cubin=assembler.assembled(artifact.code, target.cpu, options.dump))
+    return artifact
 
 
 def stages(target: Target, options: Options) -> dict[str, Callable[[Module], str]]:

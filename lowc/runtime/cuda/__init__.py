@@ -2,7 +2,7 @@
 
 ``driver``    the calls of the CUDA driver that lowc makes, each checked
 ``device``    a GPU: its context and facts, the error word, spare streams and events
-``modules``   PTX to kernels
+``modules``   PTX (or a cubin) to kernels
 ``table``     the launch table of a run: records that one native function walks (``artifact.Record``)
 ``branches``  which kernels of a run go side by side, on streams of their own
 ``streams``   streams and events, and the spare ones of a device
@@ -12,6 +12,7 @@
 ``program``   all of it bound together
 ``memory``    workspaces, and inputs that are misaligned
 ``graphs``    ``mode="reduce-overhead"``: captured calls that are replayed; ``results``: what those return
+``nvtx``      native calls as ranges in Nsight
 ``seam``      what is asked of torch
 
     from lowc.runtime.cuda import program

@@ -20,7 +20,7 @@ _PROTOTYPE = ctypes.CFUNCTYPE(
 @dataclass(frozen=True, slots=True)
 class Facts:
     """``capability``: (9, 0) for sm_90.  ``l2`` and ``shared`` (the most that a block can have) in bytes.  ``driver``: 13000 for
-    CUDA 13.0, which bounds the PTX that can be loaded."""
+    CUDA 13.0, which bounds the PTX that can be loaded.  ``bandwidth``: what memory can give in bytes a second (0: unknown)."""
 
     name: str
     capability: tuple[int, int]
@@ -28,6 +28,7 @@ class Facts:
     l2: int
     shared: int
     driver: int
+    bandwidth: int = 0
 
 
 def facts(index: int, source: Driver | None = None) -> Facts:
@@ -44,6 +45,8 @@ def facts(index: int, source: Driver | None = None) -> Facts:
         attribute("L2_CACHE_SIZE"),
         attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         source.version(),
+        # kHz, twice a clock, over so many wires
+        2000 * attribute("MEMORY_CLOCK_RATE") * attribute("GLOBAL_MEMORY_BUS_WIDTH") // 8,
     )
 
 

@@ -1,14 +1,19 @@
-"""PTX to kernels: the driver's compiler turns text into code for this GPU (and keeps it in a cache of its own)."""
+"""PTX to kernels: the driver's compiler turns text into code for this GPU (and keeps it in a cache of its own).
 
-import os
+Where ptxas has made a cubin of it already (option ``ptxas``), that is loaded; the driver compiles the PTX if it does not take it.
+"""
+
+import logging
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lowc.artifact import Entry
+from lowc.artifact import Entry, Usage, kernel_at
 from lowc.errors import CodegenError
 from lowc.runtime.cuda.device import Device
+from lowc.trace import keep
+
+log = logging.getLogger("lowc")
 
 DEFAULT_SHARED = 48 * 1024  # bytes of dynamic shared memory that need no leave
 
@@ -35,16 +40,36 @@ class CudaModule:
         entries: Mapping[str, Entry],
         dump: str = "",
         origins: Mapping[str, tuple[str, ...]] | None = None,
+        cubin: bytes = b"",
     ) -> None:
-        """Raises CodegenError with the compiler's words, the kernel's name and origin (``origins``, by symbol), and the path of
+        """``cubin``: the code of ``ptx``, if there is any.
+
+        Raises CodegenError with the compiler's words, the kernel's name and origin (``origins``, by symbol), and the path of
         the PTX (in ``dump``, or in a temporary folder)."""
         self._device = device
         self.handle = 0
         with device.driver.inside(device.context):
-            self.handle, error, self.log = device.driver.load(ptx)
+            if cubin:
+                self.handle, error, self.log = device.driver.load(cubin)
+                if not self.handle:
+                    log.warning("the driver compiles the PTX, as it rejects what ptxas made of it: %s %s", error, self.log)
             if not self.handle:
-                raise rejected(ptx, error, self.log, dump, origins or {})
+                self.handle, error, self.log = device.driver.load(ptx)
+                if not self.handle:
+                    raise rejected(ptx, error, self.log, dump, origins or {})
             self.kernels = {name: self._kernel(name, entry) for name, entry in entries.items()}
+
+    def usage(self) -> dict[str, Usage]:
+        """What each kernel takes, by its name in the PTX, as the driver says."""
+        ask = self._device.driver.function_attribute
+        found: dict[str, Usage] = {}
+        with self._device.driver.inside(self._device.context):
+            for kernel in self.kernels.values():
+                of = kernel.function
+                local = ask(of, "LOCAL_SIZE_BYTES")
+                spilled = None if local else 0  # the driver does not tell spills from arrays
+                found[kernel.entry.symbol] = Usage(ask(of, "NUM_REGS"), local, spilled, ask(of, "SHARED_SIZE_BYTES"))
+        return found
 
     def _kernel(self, name: str, entry: Entry) -> Kernel:
         function = self._device.driver.function(self.handle, entry.symbol)
@@ -58,30 +83,10 @@ def rejected(
 ) -> CodegenError:
     """The error for PTX that the driver does not take; writes the PTX to a file."""
     kernel = next((k for n in _LINE.findall(log) if (k := kernel_at(ptx, int(n)))), "")
-    path = _keep(ptx, dump)
+    path = keep(ptx, dump, "rejected.ptx")
     lines = [f"the driver rejects the PTX{f' of kernel {kernel}' if kernel else ''}: {error}"]
     lines += [f"  {line}" for line in log.splitlines()[:5]]
     return CodegenError("\n".join(lines), hint=f"the PTX is in {path}", origin=origins.get(kernel, ()))
 
 
 _LINE = re.compile(r"\bline (\d+)")
-_ENTRY = re.compile(rb"\.entry\s+([\w$.]+)")
-
-
-def kernel_at(ptx: bytes, line: int) -> str:
-    """The kernel in which a line of PTX (from 1) stands, empty if it is in none."""
-    above = b"\n".join(ptx.splitlines()[:line])
-    names = _ENTRY.findall(above)
-    return names[-1].decode() if names else ""
-
-
-def _keep(ptx: bytes, dump: str) -> str:
-    folder = dump or tempfile.mkdtemp(prefix="lowc-")
-    try:
-        os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, "rejected.ptx")
-        with open(path, "wb") as file:
-            file.write(ptx)
-    except OSError as error:
-        return f"no file ({error})"
-    return path

@@ -11,14 +11,23 @@ import torch
 from lowc.artifact import Artifact
 from lowc.ir.nodes import Buffer
 from lowc.options import Options
-from lowc.runtime.cuda import graphs, host, memory
+from lowc.runtime.cuda import graphs, host, memory, nvtx
 from lowc.runtime.cuda.calls import Calls, failed_run
 from lowc.runtime.cuda.device import Device, device
 from lowc.runtime.cuda.late import enrol
 from lowc.runtime.cuda.modules import CudaModule
 from lowc.runtime.cuda.table import Plan, Table, build, launches, natives, plan
 from lowc.runtime.host import Host
-from lowc.runtime.program import Call, Program, finished, profiled, run_source, shared_names, without_grad
+from lowc.runtime.program import (
+    Call,
+    Program,
+    finished,
+    profiled,
+    run_source,
+    shared_names,
+    titles,
+    without_grad,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ def load(artifact: Artifact, on: Device, *, dump: str = "", branches: bool = Tru
     for launch in (x for native in calls for x in launches(artifact, native)):
         symbol = artifact.entries[launch.kernel.name].symbol
         origins[symbol] = (*origins.get(symbol, ()), *launch.origin)
-    module = CudaModule(on, artifact.code, artifact.entries, dump, origins) if calls else None
+    module = CudaModule(on, artifact.code, artifact.entries, dump, origins, artifact.cubin) if calls else None
     first = enrol(artifact)
     tables: dict[str, Table] = {}
     functions: dict[str, Callable[[Any, int], int]] = {}
@@ -88,8 +97,9 @@ def bind(
     loaded = load(artifact, on, dump=options.dump)
     own = options.stream != "caller" and bool(loaded.functions)
     text = host.render(artifact, loaded.plan, len(constants), own=own)
+    functions = nvtx.ranged(loaded.functions, titles(artifact), on.seam) if options.nvtx else loaded.functions
     around = Calls(on, own=own, switch=bool(text.ops or text.into), sides=loaded.plan.sides)
-    names = _names(artifact, loaded, text, around) | shared_names(text, loaded.functions)
+    names = _names(artifact, loaded, text, around) | shared_names(text, functions)
     wanted, written = _places(artifact, len(constants))
     names["realigned"] = memory.realigner(lambda args: names["call"](args), wanted, written, host.ALIGNMENT)
     names.update(zip(text.constants, _aligned(artifact, constants), strict=True))
@@ -103,6 +113,12 @@ def bind(
     call = _on_device(call, on)
     stream = "own" if own else "caller"
     return finished(Program(artifact, text.source, call, Gpu(loaded, stream, loaded.plan.sides, captured)))
+
+
+def source(artifact: Artifact, constants: int, options: Options, processors: int) -> str:
+    """The host program that ``bind`` would make on a GPU of so many ``processors``, as text; needs no GPU."""
+    own = options.stream != "caller" and bool(natives(artifact))
+    return host.render(artifact, plan(artifact, processors), constants, own=own).source
 
 
 def _names(artifact: Artifact, loaded: Loaded, text: Host, around: Calls) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Seam:
         self.device = core._cuda_getDevice
         self.exchange_device = core._cuda_exchangeDevice
         self.empty = _empty(index)
+        self.push_range = torch.cuda.nvtx.range_push
+        self.pop_range = torch.cuda.nvtx.range_pop
 
     def external(self, stream: int) -> StreamName:
         """torch's name of a stream that lowc has made."""

@@ -27,8 +27,9 @@ CONTEXT = 0x7000
 
 
 class Fake:
-    """Stands in for ``driver.Driver``.  ``kernels``: what launches of a name do, given (params, blocks).  ``fail``: name of a
-    function: (how many calls of it succeed first, error code)."""
+    """Stands in for ``driver.Driver``.  ``kernels``: what launches of a name do, given (params, blocks).
+    ``load_results``: what comes of an image, where that is not ``load_result``; ``loaded``: the images, in order.
+    ``fail``: name of a function: (how many calls of it succeed first, error code)."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -42,6 +43,8 @@ class Fake:
         self.in_capture: set[int] = set()
         self.shared: dict[str, int] = {}
         self.load_result: tuple[int, str, str] = (0x9000, "", "")
+        self.load_results: dict[bytes, tuple[int, str, str]] = {}
+        self.loaded: list[bytes] = []
         self._next = 0x100
         self._memory: list[Any] = []
         self._callbacks = self._make_callbacks()
@@ -150,7 +153,11 @@ class Fake:
         return ctypes.addressof(memory), ctypes.addressof(memory)
 
     def load(self, image: bytes) -> tuple[int, str, str]:
-        return self.load_result
+        self.loaded.append(image)
+        return self.load_results.get(image, self.load_result)
+
+    def function_attribute(self, function: int, name: str) -> int:
+        return {"NUM_REGS": 40, "LOCAL_SIZE_BYTES": 0, "SHARED_SIZE_BYTES": 32}[name]
 
     def function(self, module: int, name: str) -> int:
         handle = self._handle()
@@ -202,6 +209,12 @@ class FakeTorch:
         made = torch.empty_strided(shape, strides, dtype=dtype)
         self.allocated.append((self.current, made))
         return made
+
+    def push_range(self, title: str) -> None:
+        self.log.append(("push", title))
+
+    def pop_range(self) -> None:
+        self.log.append(("pop",))
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.dtype is not torch.float64  # let that be on the CPU
