@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lowc.artifact import Artifact, Native
 from lowc.errors import InternalError, LowcError, OptionError, Unsupported, VerifyError
-from lowc.ir.graph import Graph
+from lowc.ir.graph import Graph, device_of
 from lowc.ir.nodes import Extern, Module
 from lowc.ir.printer import print_graph
-from lowc.lowering.lower import device_of, lower
-from lowc.options import Options
+from lowc.lowering.lower import lower
+from lowc.options import Options, with_stream
 from lowc.target import Target
 from lowc.trace import Trace, fresh_directory
 
@@ -77,7 +77,8 @@ def _compile(graph: Graph, constants: Sequence[Any], options: Options, trace: Tr
         if isinstance(step, Extern):
             trace.count(f"extern {step.target}")
     if options.time:
-        print(f"lowc: {graph.name}\n{trace.report()}", file=sys.stderr)
+        miss = " (cache miss)" if trace.counters.get("cache miss") else ""
+        print(f"lowc: {graph.name}{miss}\n{trace.report()}", file=sys.stderr)
     return program.call
 
 
@@ -103,7 +104,7 @@ def cross_compile(graph: Graph, target: Target, options: Options, trace: Trace, 
     from lowc.scheduler import pipeline
 
     pipeline.switched_off(options)
-    options = _with_stream(options, graph)
+    options = with_stream(options, graph.name)
     trace.dump("graph", lambda: print_graph(graph))
 
     def attempt(forbidden: frozenset[str]) -> Artifact:
@@ -161,7 +162,7 @@ def compile_artifact(
         raise Unsupported(f"tensors on device {kind}", hint="lowc compiles for cpu and cuda")
     module = _lowered(graph, options, trace, forbidden)
     if kind == "cuda":
-        return _compile_gpu(module, int(index or 0), _with_stream(options, graph), trace)
+        return _compile_gpu(module, int(index or 0), with_stream(options, graph.name), trace)
     if options.isa == "interp":
         return _interpreted(module)
     from lowc.backends import x86
@@ -192,14 +193,14 @@ Bind = Callable[[Artifact, Sequence[Any]], "Program"]
 
 def _bind_x86(artifact: Artifact, constants: Sequence[Any], forward: bool) -> "Program":
     """``forward``: the graph is the forward pass of a training step."""
-    from lowc.backends import x86
     from lowc.runtime import openmp
+    from lowc.runtime.linker import Library
     from lowc.runtime.program import bind, function_at
 
     if not artifact.code:
         return bind(artifact, {}, constants, forward=forward)
-    library = x86.load(artifact, openmp.functions())
     symbols = [step.symbol for step in artifact.program if isinstance(step, Native)]
+    library = Library(artifact.code, symbols, openmp.functions())
     natives = {s: function_at(library.address(s), library) for s in symbols}
     return bind(artifact, natives, constants, forward=forward)
 
@@ -209,13 +210,6 @@ def _interpreted(module: Module) -> tuple[Artifact, Bind]:
     from lowc.runtime.program import bind
 
     return interpreted.artifact(module), lambda made, constants: bind(made, interpreted.natives(made), constants)
-
-
-def _with_stream(options: Options, graph: Graph) -> Options:
-    """Stream "auto" decided: training runs on the caller's, so that activations are freed once the backward pass used them."""
-    if options.stream != "auto":
-        return options
-    return replace(options, stream="caller" if graph.name in ("forward", "backward") else "own")
 
 
 def gpu_target(index: int) -> Target:

@@ -19,12 +19,15 @@ def lowc_backend(
     Raises OptionError for an unknown mode, option or value.
     """
     chosen = parse(mode, options)
-    from lowc.compiler import compile_graph
+    from lowc.cache.place import folder_of
     from lowc.frontend.aot import compile_module
     from lowc.lowering.table import TABLE
+    from lowc.reuse import compile_or_reuse
+
+    cache = folder_of(chosen)
 
     def compiled(graph: Graph, constants: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
-        return compile_graph(graph, constants, chosen)
+        return compile_or_reuse(graph, constants, chosen, cache)
 
     return compile_module(
         gm,

@@ -1,12 +1,12 @@
 """Every option and environment variable: one row each, typed, saying whether it changes generated code.
 
-Without effect today: every mode but "reduce-overhead" on a GPU (they are accepted, since other backends have them).  Nothing
-reads ``Row.code`` yet, as nothing compiled is kept from one process to the next; a cache would take its keys from it.
+Without effect today: every mode but "reduce-overhead" on a GPU (they are accepted, since other backends have them).  The cache's keys
+have every option whose ``Row.code`` is true, and no other.
 """
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lowc.errors import OptionError
@@ -34,6 +34,9 @@ ROWS: tuple[Row, ...] = (
     Row("time", False, (True, False), False, "LOWC_TIME", "print the time of every phase"),
     Row("dump", "", (), False, "LOWC_DUMP", "directory for a numbered file of each pass and stage"),
     Row("off", "", (), True, "LOWC_OFF", "comma-separated passes to skip"),
+    Row("cache", True, (True, False), False, "LOWC_CACHE", "keep what is compiled for the next process"),
+    Row("cache_dir", "", (), False, "LOWC_CACHE_DIR", "folder of the cache, instead of lowc in the user's cache folder"),
+    Row("cache_limit_mb", 1024, (), False, "LOWC_CACHE_LIMIT", "MiB that the cache may grow to; 0: no cache"),
     Row("only", "", (), False, "LOWC_ONLY", "part of a kernel name: dumps show such kernels only"),
 )
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -54,6 +57,9 @@ class Options:
     time: bool = False
     dump: str = ""
     off: str = ""
+    cache: bool = True
+    cache_dir: str = ""
+    cache_limit_mb: int = 1024
     only: str = ""
     mode: str = "default"
 
@@ -69,7 +75,7 @@ def parse(mode: str | None, given: Mapping[str, Any] | None) -> Options:
     rows = {row.name: row for row in ROWS}
     for row in ROWS:
         if row.env and row.env in os.environ:
-            values[row.name] = _checked(row, _from_text(row, os.environ[row.env]), row.env)
+            values[row.name] = _checked(row, from_text(row, os.environ[row.env]), row.env)
     for name, value in (given or {}).items():
         if name not in rows:
             raise OptionError(f"unknown option {name!r}", hint="options are " + ", ".join(rows))
@@ -77,9 +83,20 @@ def parse(mode: str | None, given: Mapping[str, Any] | None) -> Options:
     return Options(**values)
 
 
-def _from_text(row: Row, text: str) -> bool | str:
+def with_stream(options: Options, graph: str) -> Options:
+    """Stream "auto" decided for a graph of this name: training runs on the caller's, so that activations are freed once the backward
+    pass has used them."""
+    if options.stream != "auto":
+        return options
+    return replace(options, stream="caller" if graph in ("forward", "backward") else "own")
+
+
+def from_text(row: Row, text: str) -> bool | int | str:
+    """The value that ``text`` (of a variable, or of a command line) means; a number that is none stays text, and is then refused."""
     if isinstance(row.default, bool):
         return text.lower() not in ("", "0", "false", "no", "off")
+    if isinstance(row.default, int) and text.strip().isdecimal():
+        return int(text)
     return text
 
 

@@ -50,5 +50,6 @@ def options(chosen: argparse.Namespace) -> Options:
     for item in chosen.option:
         name, _, value = item.partition("=")
         on_off = isinstance(defaults.get(name), bool) and value.lower() in ("", "1", "true", "0", "false")
-        given[name] = value.lower() in ("", "1", "true") if on_off else value
+        number = type(defaults.get(name)) is int and value.isdecimal()
+        given[name] = value.lower() in ("", "1", "true") if on_off else int(value) if number else value
     return parse(None, given)

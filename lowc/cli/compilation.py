@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lowc.artifact import Artifact, Usage
 from lowc.cli.elsewhere import on_gpu
 from lowc.errors import LowcError
-from lowc.ir.graph import Graph
+from lowc.ir.graph import Graph, device_of
 from lowc.ir.nodes import Module
 from lowc.options import Options
 from lowc.target import Target
@@ -127,8 +127,6 @@ def _compiled(
 
 def _gpu_of(graph: Graph) -> "Model | None":
     """The GPU that ``graph`` is on, as the driver knows it; None if it is on none."""
-    from lowc.lowering.lower import device_of
-
     kind, _, index = device_of(graph).partition(":")
     if kind != "cuda":
         return None

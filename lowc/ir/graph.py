@@ -7,6 +7,7 @@ Arguments that torch has types of its own for are strings with a mark: ``device:
 A truth value on sizes is an Index that is 0 or 1.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from lowc.ir.index import Index, Symbol
@@ -70,3 +71,19 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[GraphArg, ...]
     deterministic: bool = False
+
+
+def device_of(graph: Graph) -> str:
+    """Where kernels for ``graph`` run, as "cpu" or "cuda:0": where most of its values are."""
+    return devices_of(graph)[""]
+
+
+def devices_of(graph: Graph) -> dict[str, str]:
+    """Where each input and node is; under "": the device of most of them."""
+    named = {i.name: i.meta.device for i in graph.inputs if isinstance(i.meta, TensorMeta)}
+    for node in graph.nodes:
+        found = [m.device for m in node.outputs if isinstance(m, TensorMeta)]
+        named.update({node.name: found[0]} if found else {})
+    counts = Counter(named.values())
+    named[""] = max(counts, key=counts.__getitem__, default="cpu")
+    return named

@@ -3,13 +3,12 @@
 An op that has no function, or whose function raises NotLowered, becomes a call of ATen with that reason.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import Any
 
 from lowc.errors import LowcError, NotLowered
-from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta
+from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of
 from lowc.ir.index import Index, Symbol
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
 from lowc.lowering.builder import Builder
@@ -31,7 +30,7 @@ def lower(graph: Graph, options: Options | None = None, forbid: frozenset[str] =
     gpu = not device_of(graph).startswith("cpu")
     builder = Builder(taken, choose_parts=gpu, deterministic=graph.deterministic, atomic=gpu)
     env: Env = {}
-    devices = _devices(graph)
+    devices = devices_of(graph)
     inputs: list[Buffer | Symbol | None] = []
     for given in graph.inputs:
         inputs.append(_input(given.name, given.meta, builder, env))
@@ -119,22 +118,6 @@ def _refs(arg: object) -> Iterable[Ref]:
     elif isinstance(arg, tuple):
         for inner in arg:
             yield from _refs(inner)
-
-
-def device_of(graph: Graph) -> str:
-    """Where kernels for ``graph`` run, as "cpu" or "cuda:0": where most of its values are."""
-    return _devices(graph)[""]
-
-
-def _devices(graph: Graph) -> dict[str, str]:
-    """Where each input and node is; under "": the device of most of them."""
-    named = {i.name: i.meta.device for i in graph.inputs if isinstance(i.meta, TensorMeta)}
-    for node in graph.nodes:
-        found = [m.device for m in node.outputs if isinstance(m, TensorMeta)]
-        named.update({node.name: found[0]} if found else {})
-    counts = Counter(named.values())
-    named[""] = max(counts, key=counts.__getitem__, default="cpu")
-    return named
 
 
 def _call(

@@ -1,6 +1,6 @@
 """The host program of an artifact as Python source: straight-line code that a person could have written.
 
-Takes an ``Artifact``, gives a ``Host``: the text of ``call(args: list) -> list`` (and of ``check(args)``,
+Takes an ``Artifact``, gives an ``artifact.Host``: the text of ``call(args: list) -> list`` (and of ``check(args)``,
 which raises unless the inputs are what it was made for), and what the free names in it mean, as plain data.
 Nothing here touches torch, so that the text can be shown anywhere; ``program.bind`` gives the names their
 values.
@@ -21,9 +21,8 @@ concurrent calls share nothing but the pool of workspaces, from which each call 
 import keyword
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from lowc.artifact import Artifact, Native
+from lowc.artifact import Artifact, Host, Native
 from lowc.errors import LowcError
 from lowc.ir.index import Index, Symbol, atoms, constant, split, text
 from lowc.ir.nodes import Arg, Buffer, Extern, For, Launch, Module, View
@@ -65,25 +64,6 @@ HELPERS = (
     "take",
     "threads_as_torch",
 )
-
-
-@dataclass(slots=True)
-class Host:
-    """``source``, and its free names beyond ``HELPERS`` and the dtypes.
-
-    ``natives``: function of one pointer to slots: symbol of the object.  ``ops``: (ATen target, number of
-    results); ``into``: the same, called with the memory of its results first.  ``literals``: a marked string
-    of ``ir/graph.py``, or a number that Python cannot spell. ``constants``: the names of the last inputs, in
-    order.  ``slots``: how many there are.
-    """
-
-    source: str = ""
-    slots: int = 0
-    natives: dict[str, str] = field(default_factory=dict)
-    ops: dict[str, tuple[str, int]] = field(default_factory=dict)
-    into: dict[str, tuple[str, int]] = field(default_factory=dict)
-    literals: dict[str, str | float | complex] = field(default_factory=dict)
-    constants: tuple[str, ...] = ()
 
 
 def render(artifact: Artifact, constants: int = 0, *, checked: bool = False) -> Host:

@@ -10,32 +10,44 @@ import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
 from torch.autograd import _profiler_enabled
 
-from lowc.artifact import Artifact, Native
+from lowc.artifact import Artifact, Host, Native
 from lowc.errors import LowcError
 from lowc.ir.nodes import Launch
 from lowc.runtime import arena, externs, failures, tensors
-from lowc.runtime.host import TORCH_NAMES, Host, render
+from lowc.runtime.host import TORCH_NAMES, render
 
 NativeCall = Callable[[Any], int]
 Call = Callable[[list[Any]], list[Any]]
+Made = Callable[[], Artifact]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """One compiled graph: what it runs, the host program's text, and the function to call (which has the
     Program as its attribute ``program``, and ``_boxed_call``, by which torch knows that it empties its
-    argument).  ``gpu``: on a GPU, ``cuda.program.Gpu``.
+    argument).  ``made``: what it runs, which a program from the cache reads only when somebody asks.  ``code``: ``host.source`` compiled.
+    ``gpu``: on a GPU, ``cuda.program.Gpu``.
     """
 
-    artifact: Artifact
-    source: str
+    made: Made
+    host: Host
+    code: CodeType
     call: Call
     gpu: Any = None
+
+    @property
+    def artifact(self) -> Artifact:
+        return self.made()
+
+    @property
+    def source(self) -> str:
+        return self.host.source
 
 
 def function_at(address: int, library: object = None) -> NativeCall:
@@ -69,17 +81,33 @@ def bind(
     cannot be found.
     """
     host = render(artifact, len(constants), checked=checked)
+    return bind_host(lambda: artifact, host, natives, constants, checked=checked, forward=forward, pool=pool)
+
+
+def bind_host(
+    made: Made,
+    host: Host,
+    natives: Mapping[str, NativeCall],
+    constants: Sequence[torch.Tensor] = (),
+    *,
+    code: CodeType | None = None,
+    checked: bool = False,
+    forward: bool = False,
+    pool: arena.Pool | None = None,
+) -> Program:
+    """``bind`` for what has been rendered already.  ``code``: ``host.source`` compiled, if it is at hand."""
     pool = _POOL if pool is None else pool
-    names = _cpu_names(artifact, host, pool) | shared_names(host, natives)
+    names = _cpu_names(made, host, pool) | shared_names(host, natives)
     names.update(zip(host.constants, constants, strict=True))
-    call = profiled(artifact, host, run_source(host.source, names), names)
+    code = code or compiled_source(host.source)
+    call = profiled(made, host, code, names)
     if checked:
         call = _checked(names["check"], call)
     if host.ops or host.into:
         call = without_grad(call)
     if forward:
         call = _shrinking(pool, call)
-    return finished(Program(artifact, host.source, call))
+    return finished(Program(made, host, code, call))
 
 
 def finished(program: Program) -> Program:
@@ -98,13 +126,13 @@ def free_workspaces() -> None:
     _POOL.clear()
 
 
-def _cpu_names(artifact: Artifact, host: Host, pool: arena.Pool) -> dict[str, Any]:
+def _cpu_names(made: Made, host: Host, pool: arena.Pool) -> dict[str, Any]:
     """What the helpers in a host program mean on the CPU."""
     return {
         "count": tensors.count,
         "empty": tensors.empty,
         "expect": tensors.expect,
-        "failed": lambda code: failure(artifact, code),
+        "failed": lambda code: failure(made(), code),
         "give": pool.give,
         "new_slots": ctypes.c_int64 * host.slots,
         "pack": struct.Struct(f"{host.slots}q").pack,
@@ -133,14 +161,20 @@ def shared_names(host: Host, natives: Mapping[str, Callable[..., int]]) -> dict[
     return names
 
 
-def run_source(source: str, names: dict[str, Any]) -> Call:
-    """The function ``call`` that ``source`` defines; ``names`` become its globals."""
-    exec(compile(source, "<lowc host program>", "exec"), names)
+def compiled_source(source: str) -> CodeType:
+    """The host program ``source`` as Python's own code."""
+    return compile(source, "<lowc host program>", "exec")
+
+
+def run_code(code: CodeType, names: dict[str, Any]) -> Call:
+    """The function ``call`` that a compiled host program defines; ``names`` become its globals."""
+    exec(code, names)
     return names["call"]
 
 
-def profiled(artifact: Artifact, host: Host, call: Call, names: dict[str, Any]) -> Call:
-    """``call``, whose native calls show up in torch's profiler by the names of their kernels while it is on."""
+def profiled(made: Made, host: Host, code: CodeType, names: dict[str, Any]) -> Call:
+    """The function of ``code``, whose native calls show up in torch's profiler by the names of their kernels while it is on."""
+    call = run_code(code, names)
 
     def recorded(run: Callable[..., int], title: str) -> Callable[..., int]:
         def native(*given: Any) -> int:
@@ -149,15 +183,15 @@ def profiled(artifact: Artifact, host: Host, call: Call, names: dict[str, Any]) 
 
         return native
 
-    names_of_kernels = titles(artifact)
     second: list[Call] = []
 
     def watched(args: list[Any]) -> list[Any]:
         if not _profiler_enabled():
             return call(args)
         if not second:
+            names_of_kernels = titles(made())
             named = {name: recorded(names[name], names_of_kernels[symbol]) for name, symbol in host.natives.items()}
-            second.append(run_source(host.source, names | named))
+            second.append(run_code(code, names | named))
         return second[0](args)
 
     return watched if host.natives else call

@@ -89,3 +89,8 @@ def from_name(mark: str) -> Any:
     """The device, memory format or layout that a marked string of ``ir/graph.py`` names."""
     kind, _, name = mark.partition(":")
     return torch.device(name) if kind == "device" else getattr(torch, name)
+
+
+def torch_version() -> str:
+    """Which torch this is: version and commit."""
+    return f"{torch.__version__} {torch.version.git_version}"

@@ -6,6 +6,7 @@ from functools import cache
 import llvmlite.binding as llvm
 
 from lowc.errors import CodegenError
+from lowc.machine import data_caches
 from lowc.target import Target
 
 # What each level needs (LLVM's feature names), the microarchitecture level of the System V ABI that it equals, and its vectors.
@@ -45,7 +46,7 @@ def detect(isa: str = "auto") -> Target:
             f"this processor ({cpu}) has no {isa}", hint="isa is one of auto, " + ", ".join(able)
         )
     _, level, bits, registers = LEVELS[isa]
-    l1, l2, l3 = _caches()
+    l1, l2, l3 = data_caches()
     best = isa == able[0]
     wanted = ",".join(f"+{f}" for f in sorted(features)) if best else ""
     # not the affinity of this thread: OMP_PROC_BIND ties it to one core, the others run on the rest
@@ -53,22 +54,3 @@ def detect(isa: str = "auto") -> Target:
     return Target(
         "x86", cpu if best else level, wanted, bits, registers, l1, l2, l3, cores, frozenset(ABILITIES[isa])
     )
-
-
-@cache
-def _caches() -> tuple[int, int, int]:
-    """Bytes of L1 data, L2 and L3 cache; typical sizes where the system does not tell."""
-    found: dict[int, int] = {}
-    base = "/sys/devices/system/cpu/cpu0/cache"
-    try:
-        for entry in os.listdir(base):
-            if entry.startswith("index"):
-                with open(f"{base}/{entry}/type") as kind, open(f"{base}/{entry}/level") as level:
-                    if kind.read().strip() == "Instruction":
-                        continue
-                    number = int(level.read())
-                with open(f"{base}/{entry}/size") as size:
-                    found[number] = int(size.read().strip().rstrip("K")) * 1024
-    except (OSError, ValueError):
-        pass
-    return found.get(1, 32 << 10), found.get(2, 1 << 20), found.get(3, 8 << 20)

@@ -21,9 +21,9 @@ from lowc.runtime.host import Host
 from lowc.runtime.program import (
     Call,
     Program,
+    compiled_source,
     finished,
     profiled,
-    run_source,
     shared_names,
     titles,
     without_grad,
@@ -103,7 +103,8 @@ def bind(
     wanted, written = _places(artifact, len(constants))
     names["realigned"] = memory.realigner(lambda args: names["call"](args), wanted, written, host.ALIGNMENT)
     names.update(zip(text.constants, _aligned(artifact, constants), strict=True))
-    call = profiled(artifact, text, run_source(text.source, names), names)
+    code = compiled_source(text.source)
+    call = profiled(lambda: artifact, text, code, names)
     if text.ops or text.into:
         call = without_grad(call)
     captured = None
@@ -112,7 +113,7 @@ def bind(
         call = captured.function()
     call = _on_device(call, on)
     stream = "own" if own else "caller"
-    return finished(Program(artifact, text.source, call, Gpu(loaded, stream, loaded.plan.sides, captured)))
+    return finished(Program(lambda: artifact, text, code, call, Gpu(loaded, stream, loaded.plan.sides, captured)))
 
 
 def source(artifact: Artifact, constants: int, options: Options, processors: int) -> str:

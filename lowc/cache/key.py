@@ -1,0 +1,91 @@
+"""What a compilation depends on, as text: the key of its cache entry.
+
+    lowc: version, digest of its own sources        an edited checkout never finds what it made before
+    Python, torch                                    the host program is Python's bytecode and calls of torch
+    the toolchain                                    llvmlite and LLVM; ptxas, where it is used
+    the processor, or the GPU and its driver
+    every option that changes code                   ``options.Row.code``
+    the graph as text                                names, dtypes, shapes, strides, sizes' ranges, the user's lines, determinism
+    how many of the inputs are constants
+
+The whole text is in the entry and is compared; its digest only names the file.
+"""
+
+import os
+import sys
+from functools import cache
+from hashlib import sha256
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+
+from lowc import machine
+from lowc.ir.graph import Graph
+from lowc.ir.printer import print_graph
+from lowc.ir.types import DTYPES
+from lowc.options import ROWS, Options
+
+# Words of a graph's text that are no names.
+WORDS = frozenset((*DTYPES, "none", "true", "false", "idx", "complex", "inf", "nan"))
+
+
+def graph_key(graph: Graph, constants: int, options: Options, device: str, torch: str) -> str:
+    """The key of ``graph``; "" for one that has none: then it is not kept.
+
+    ``constants``: how many of its last inputs are.  ``device``: what code for it depends on beyond this, as ``cpu`` says.
+    ``torch``: its version.
+    """
+    # A value called "none" would read like none at all.
+    if not device or any(v.name in WORDS for v in (*graph.inputs, *graph.nodes)):
+        return ""
+    base = base_key()
+    return base and "\n".join([base, f"torch {torch}", device, chosen(options), f"constants {constants}", print_graph(graph)])
+
+
+def chosen(options: Options) -> str:
+    """The options that change generated code."""
+    return "\n".join(f"{row.name} = {getattr(options, row.name)!r}" for row in ROWS if row.code)
+
+
+def cpu() -> str:
+    """What code for this processor depends on; "" if that cannot be told."""
+    known = machine.processor()
+    return known and f"x86\n{known}"
+
+
+def gpu(facts: str, options: Options) -> str:
+    """What code for a GPU depends on.  ``facts``: what the driver tells of it, and the driver's version."""
+    from shutil import which
+
+    # Where else a ptxas may be is the assembler's secret; those places have the toolkit's version in them, and seldom change.
+    ptxas = options.ptxas == "auto" and machine.fingerprint(which("ptxas") or "")
+    return f"nvptx\n{facts}\nptxas {ptxas}"
+
+
+@cache
+def base_key() -> str:
+    """What everything that is kept depends on; "" if that cannot be told (sources or toolchain that are not files)."""
+    own, tools = sources(str(Path(__file__).parent.parent)), machine.toolchain()
+    if not own or not tools:
+        return ""
+    python = f"Python {sys.version} {sys.implementation.cache_tag} {MAGIC_NUMBER.hex()}"
+    return f"lowc sources {own}\n{python}\ntoolchain {tools}"
+
+
+def sources(home: str) -> str:
+    """A digest of the names and contents of all Python files below ``home``; "" if there are none."""
+    digest, found = sha256(), 0
+    for folder, inner, names in os.walk(home):
+        inner.sort()
+        for name in sorted(names):
+            if not name.endswith(".py"):
+                continue
+            path = os.path.join(folder, name)
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    content = file.read()
+            except OSError:
+                return ""
+            digest.update(f"{os.path.relpath(path, home)}\0{len(content)}\0".encode())
+            digest.update(content)
+            found += 1
+    return digest.hexdigest() if found else ""

@@ -1,0 +1,96 @@
+"""What the system says of this processor, and which files the compiler's toolchain is: found out without loading any library.
+
+LLVM's own names for a processor are a function of what ``processor`` tells, so that whoever only needs to know *whether* two
+machines are the same, as the cache does, need not load LLVM (which takes longer than a warm start may).
+"""
+
+import os
+import platform
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+
+# Lines of /proc/cpuinfo that say what a processor is, not how fast it runs just now.
+FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
+
+
+@cache
+def processor() -> str:
+    """The first processor's model and flags, data caches, and the number of logical processors; "" if the system does not say."""
+    found = _facts()
+    if "flags" not in found:
+        return ""
+    lines = [f"{name}: {found[name]}" for name in FACTS if name in found]
+    return "\n".join([platform.machine(), *lines, f"caches: {data_caches()}", f"processors: {os.cpu_count() or 1}"])
+
+
+def _facts() -> dict[str, str]:
+    """The first block of /proc/cpuinfo (reading on would take a millisecond for every few processors)."""
+    found: dict[str, str] = {}
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                name, colon, value = line.partition(":")
+                if not colon:
+                    break
+                found[name.strip()] = value.strip()
+    except OSError:
+        return {}
+    return found
+
+
+@cache
+def data_caches() -> tuple[int, int, int]:
+    """Bytes of L1 data, L2 and L3 cache; typical sizes where the system does not tell."""
+    found: dict[int, int] = {}
+    base = "/sys/devices/system/cpu/cpu0/cache"
+    try:
+        for entry in os.listdir(base):
+            if entry.startswith("index"):
+                with open(f"{base}/{entry}/type") as kind, open(f"{base}/{entry}/level") as level:
+                    if kind.read().strip() == "Instruction":
+                        continue
+                    number = int(level.read())
+                with open(f"{base}/{entry}/size") as size:
+                    found[number] = int(size.read().strip().rstrip("K")) * 1024
+    except (OSError, ValueError):
+        pass
+    return found.get(1, 32 << 10), found.get(2, 1 << 20), found.get(3, 8 << 20)
+
+
+@cache
+def toolchain() -> str:
+    """llvmlite's version, and which file its library, with LLVM in it, is; "" if there is none to be found."""
+    spec = find_spec("llvmlite")
+    if spec is None or not spec.submodule_search_locations:
+        return ""
+    home = Path(spec.submodule_search_locations[0])
+    try:
+        version = (home / "_version.py").read_text()
+    except OSError:
+        return ""
+    found = [fingerprint(str(home / "binding" / name)) for name in LIBRARIES]
+    return f"{version}{found}" if any(found) else ""
+
+
+LIBRARIES = ("libllvmlite.so", "libllvmlite.dylib", "llvmlite.dll")
+
+
+def fingerprint(path: str) -> str:
+    """Which file this is, the same on every machine: its size, and a digest of its ends; "" for none.
+
+    The ends of a program have its header, build number and tables, so that two builds differ there; the whole would be 100 MB.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            ends = sha256(file.read(END))
+            file.seek(max(size - END, 0))
+            ends.update(file.read(END))
+    except OSError:
+        return ""
+    return f"{size} {ends.hexdigest()}"
+
+
+END = 1 << 16

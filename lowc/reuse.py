@@ -1,0 +1,131 @@
+"""The way around the compiler: a graph that has been compiled before, by any process, is bound from the cache.
+
+    ir.Graph ─ key ─ entry? ── yes ─ runtime ─ callable
+                          └─── no ── compiler ─ callable, and its artifact becomes the entry
+
+Imports nothing of the compiler unless it is needed: a process that finds all its graphs starts without lowering, scheduler and LLVM.
+What is not kept: graphs of which a part was left to ATen because of an error (each process shall warn), what is only interpreted,
+and anything while passes are verified or dumped, as they run only if something is compiled.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lowc.cache import key as keys
+from lowc.cache.entry import Damaged
+from lowc.cache.folder import Folder
+from lowc.ir.graph import Graph, device_of
+from lowc.options import Options, with_stream
+from lowc.trace import Trace
+
+if TYPE_CHECKING:
+    from lowc.cache.codec import Stored
+    from lowc.runtime.program import Program
+
+log = logging.getLogger("lowc.cache")
+
+Compiled = Callable[[list[Any]], list[Any]]
+
+
+def compile_or_reuse(
+    graph: Graph, constants: Sequence[Any], options: Options, cache: Folder | None
+) -> Compiled:
+    """``compiler.compile_graph``, or what it has made of an equal graph before.  Raises what that raises."""
+    if cache is None or options.dump or options.check or options.isa == "interp":
+        return _compiled(graph, constants, options)
+    trace = Trace()
+    with trace.phase("cache"):
+        key = key_of(graph, len(constants), options)
+        program = key and found(cache, key, graph, constants, options)
+    if program:
+        trace.count("cache hit")
+        if options.time:
+            print(f"lowc: {graph.name} (cache hit)\n{trace.report()}", file=sys.stderr)
+        return program.call
+    trace.count("cache miss")
+    call: Any = _compiled(graph, constants, options, trace)
+    if key and not trace.counters.get("fallbacks"):
+        keep(cache, key, call.program)
+    return call
+
+
+def _compiled(graph: Graph, constants: Sequence[Any], options: Options, trace: Trace | None = None) -> Compiled:
+    from lowc.compiler import compile_graph
+
+    return compile_graph(graph, constants, options, trace)
+
+
+def key_of(graph: Graph, constants: int, options: Options) -> str:
+    """The key of ``graph``; "" if it cannot be kept."""
+    from lowc.runtime.tensors import torch_version
+
+    return keys.graph_key(graph, constants, options, _device(device_of(graph), options), torch_version())
+
+
+def _device(name: str, options: Options) -> str:
+    """What code for device ``name`` depends on; "" if that is unknown."""
+    kind, _, index = name.partition(":")
+    if kind == "cpu":
+        return keys.cpu()
+    if kind != "cuda":
+        return ""
+    from lowc.errors import LowcError
+    from lowc.runtime.cuda.device import facts
+
+    try:
+        return keys.gpu(str(facts(int(index or 0))), options)
+    except LowcError:  # no driver: whoever compiles says so
+        return ""
+
+
+def found(cache: Folder, key: str, graph: Graph, constants: Sequence[Any], options: Options) -> "Program | None":
+    """The program of the entry for ``key``, bound to this process; None if there is none that can be used, after a warning if it
+    should have been."""
+    sections = cache.get(key)
+    if sections is None:
+        return None
+    from lowc.cache.codec import decode
+
+    try:
+        return _bound(decode(sections), graph, constants, options)
+    except Damaged as error:
+        cache.discard(key, str(error))
+    except Exception as error:
+        # Its checksum and its key are right, so this is a bug, or the process is not as the one that wrote it (no OpenMP, say).
+        log.debug("the reason in full", exc_info=True)
+        cache.discard(key, f"{type(error).__name__}: {error}")
+    return None
+
+
+def _bound(stored: "Stored", graph: Graph, constants: Sequence[Any], options: Options) -> "Program":
+    kind, _, index = device_of(graph).partition(":")
+    if kind == "cuda":
+        from lowc.backends.nvptx import walker
+        from lowc.runtime.cuda import program as gpu
+
+        chosen = with_stream(options, graph.name)
+        return gpu.bind(stored.artifact, walker.address(), int(index or 0), constants, chosen)
+    from lowc.runtime import openmp
+    from lowc.runtime.linker import Library
+    from lowc.runtime.program import bind_host, function_at
+
+    natives: dict[str, Any] = {}
+    if stored.code:
+        library = Library(stored.code, stored.symbols, openmp.functions())
+        natives = {name: function_at(library.address(name), library) for name in stored.symbols}
+    return bind_host(
+        lambda: stored.artifact, stored.host, natives, constants, code=stored.bytecode, forward=graph.name == "forward"
+    )
+
+
+def keep(cache: Folder, key: str, program: "Program") -> None:
+    """Makes ``program`` the entry for ``key``.  It is a bug if that fails, but none that should stop anybody."""
+    from lowc.cache.codec import encode
+
+    try:
+        cache.put(key, encode(program.artifact, program.host, program.code))
+    except Exception as error:
+        log.warning("a compiled graph cannot be kept: %s: %s", type(error).__name__, error)
+        log.debug("the reason in full", exc_info=True)
