@@ -4,9 +4,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from lowc.ir.index import Index
-from lowc.ir.nodes import Extern, Module
+
+if TYPE_CHECKING:
+    from lowc.ir.nodes import Extern, Module
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +22,10 @@ class Native:
     launches: tuple[int, ...]
 
 
-def runs(module: Module) -> list[tuple[int, ...] | Extern]:
+def runs(module: "Module") -> "list[tuple[int, ...] | Extern]":
     """The steps of ``module`` as a host program takes them: numbers of launches that follow one another, and calls of ATen."""
+    from lowc.ir.nodes import Extern
+
     found: list[tuple[int, ...] | Extern] = []
     for number, step in enumerate(module.steps):
         if isinstance(step, Extern):
@@ -104,8 +109,8 @@ class Artifact:
     target: str
     code: bytes
     slots: tuple[str, ...]
-    program: tuple[Native | Extern, ...]
-    module: Module
+    program: "tuple[Native | Extern, ...]"
+    module: "Module"
     entries: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
     cubin: bytes = b""
 

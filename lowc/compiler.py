@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lowc.artifact import Artifact, Native
 from lowc.errors import InternalError, LowcError, OptionError, Unsupported, VerifyError
 from lowc.ir.graph import Graph, device_of
+from lowc.ir.graph_printer import print_graph
 from lowc.ir.nodes import Extern, Module
-from lowc.ir.printer import print_graph
 from lowc.lowering.lower import lower
 from lowc.options import Options, with_stream
 from lowc.target import Target

@@ -21,8 +21,7 @@ def lowc_backend(
     chosen = parse(mode, options)
     from lowc.cache.place import folder_of
     from lowc.frontend.aot import compile_module
-    from lowc.lowering.table import TABLE
-    from lowc.reuse import compile_or_reuse
+    from lowc.reuse import compile_or_reuse, lowered_ops
 
     cache = folder_of(chosen)
 
@@ -33,7 +32,7 @@ def lowc_backend(
         gm,
         example_inputs,
         compiled,
-        keep=TABLE.keys(),
+        keep=lowered_ops(cache),
         strict=chosen.strict_errors,
         fallback_random=chosen.fallback_random,
     )

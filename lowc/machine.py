@@ -5,7 +5,6 @@ machines are the same, as the cache does, need not load LLVM (which takes longer
 """
 
 import os
-import platform
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
@@ -22,7 +21,7 @@ def processor() -> str:
     if "flags" not in found:
         return ""
     lines = [f"{name}: {found[name]}" for name in FACTS if name in found]
-    return "\n".join([platform.machine(), *lines, f"caches: {data_caches()}", f"processors: {os.cpu_count() or 1}"])
+    return "\n".join([os.uname().machine, *lines, f"caches: {data_caches()}", f"processors: {os.cpu_count() or 1}"])
 
 
 def _facts() -> dict[str, str]:

@@ -10,7 +10,7 @@ and anything while passes are verified or dumped, as they run only if something 
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lowc.cache import key as keys
@@ -49,6 +49,22 @@ def compile_or_reuse(
     if key and not trace.counters.get("fallbacks"):
         keep(cache, key, call.program)
     return call
+
+
+def lowered_ops(cache: Folder | None) -> Collection[str]:
+    """The ATen ops that lowc has kernels for, as "aten.exp.default".  (Importing the table of them takes as long as binding twenty
+    graphs, so that the names are kept, too.)"""
+    key = keys.base_key() and f"{keys.base_key()}\n{OPS}" if cache else ""
+    if cache and key and (sections := cache.get(key)):
+        return frozenset(sections.get(OPS, b"").decode().split())
+    from lowc.lowering.table import TABLE
+
+    if cache and key:
+        cache.put(key, {OPS: "\n".join(sorted(TABLE)).encode()})
+    return TABLE.keys()
+
+
+OPS = "the ops that lowc has kernels for"
 
 
 def _compiled(graph: Graph, constants: Sequence[Any], options: Options, trace: Trace | None = None) -> Compiled:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lowc import machine
 from lowc.ir.graph import Graph
-from lowc.ir.printer import print_graph
+from lowc.ir.graph_printer import print_graph
 from lowc.ir.types import DTYPES
 from lowc.options import ROWS, Options
 

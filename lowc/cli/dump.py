@@ -46,7 +46,8 @@ def run(chosen: argparse.Namespace) -> int:
 
 def text(compiled: Compiled, stage: str, options: Options) -> str:
     """The text of ``compiled`` at ``stage``; raises LowcError if it has none, CodegenError for a kernel without code."""
-    from lowc.ir.printer import print_graph, print_module
+    from lowc.ir.graph_printer import print_graph
+    from lowc.ir.printer import print_module
 
     if stage == "graph":
         return print_graph(compiled.graph)

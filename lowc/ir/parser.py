@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lowc.ir.expressions import Scope, parse_access, parse_dtype, parse_expr, parse_index, parse_tensor
+from lowc.ir.graph_printer import contiguous
 from lowc.ir.index import ZERO, Axis, Index, Symbol
 from lowc.ir.lexer import Cursor, Token
 from lowc.ir.nodes import (
@@ -35,7 +36,6 @@ from lowc.ir.nodes import (
     Var,
     View,
 )
-from lowc.ir.printer import contiguous
 from lowc.ir.types import DTYPES
 
 # ---------------------------------------------------------------- entry points

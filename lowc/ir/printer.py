@@ -8,13 +8,10 @@ line is spelling only, no statement: sharing means nothing.
 What is not well formed (an op whose dtype is not the one that its row gives) is printed with its dtype, for verifier messages.
 """
 
-import json
-import math
 import re
-from collections.abc import Iterable
 
-from lowc.ir import graph
-from lowc.ir.index import ONE, ZERO, Index, Symbol, text
+from lowc.ir.graph_printer import number_text, quoted, range_text, scalar_text, tensor_text, tuple_text
+from lowc.ir.index import ZERO, Index, Symbol, text
 from lowc.ir.nodes import (
     Acc,
     Alloc,
@@ -40,7 +37,7 @@ from lowc.ir.nodes import (
     View,
 )
 from lowc.ir.ops import OPS, OpRow
-from lowc.ir.types import DType, bool_, f32, i64
+from lowc.ir.types import bool_, f32, i64
 
 SHARE = 12
 """A shared subexpression gets a ``$`` line from this many nodes (of the expanded tree) on."""
@@ -72,7 +69,7 @@ def print_kernel(kernel: Kernel) -> str:
 
 def print_kernel_lines(kernel: Kernel) -> list[Line]:
     """The lines of ``print_kernel``, each with its statement (the ``$`` lines of a statement have it too), or the kernel."""
-    params = [f"{s.name}: size {_range(s)}" for s in kernel.sizes] + [print_buffer(b) for b in kernel.params]
+    params = [f"{s.name}: size {range_text(s)}" for s in kernel.sizes] + [print_buffer(b) for b in kernel.params]
     lines: list[Line] = [(f"kernel {kernel.name}({', '.join(params)}) {{", kernel)]
     _block(lines, kernel.body, "  ")
     lines.append(("}", None))
@@ -89,7 +86,7 @@ def print_module(module: Module) -> str:
 
 def print_module_lines(module: Module) -> list[Line]:
     """The lines of ``print_module`` without the kernels, each with the buffer, symbol or step that it shows."""
-    symbols = ", ".join(f"{s.name}: {_range(s)}" for s in module.symbols)
+    symbols = ", ".join(f"{s.name}: {range_text(s)}" for s in module.symbols)
     lines: list[Line] = [(f"module @{module.level}({symbols}) {{", module)]
     for item in module.inputs:
         size = f"size {item.name}" if isinstance(item, Symbol) else "none"
@@ -102,28 +99,11 @@ def print_module_lines(module: Module) -> list[Line]:
         lines.append((f"  workspace {text(module.workspace)}", module))
     for step in module.steps:
         lines.append((f"  {_step(step)}", step))
-        lines.extend((f"    from {_quote(origin)}", None) for origin in step.origin)
+        lines.extend((f"    from {quoted(origin)}", None) for origin in step.origin)
     if module.outputs:
         lines.append((f"  return {', '.join(map(print_arg, module.outputs))}", module.outputs))
     lines.append(("}", None))
     return lines
-
-
-def print_graph(g: graph.Graph) -> str:
-    """``g`` as text, one line for each input and node; for reading, there is no parser."""
-    symbols = ", ".join(f"{s.name}: {_range(s)}" for s in g.symbols)
-    lines = [f"graph {g.name}({symbols}){' deterministic' if g.deterministic else ''} {{"]
-    for item in g.inputs:
-        lines.append(f"  input {item.name}: {_meta(item.meta)}{' mutated' if item.mutated else ''}")
-    for node in g.nodes:
-        args = [_graph_arg(a) for a in node.args] + [f"{name}={_graph_arg(a)}" for name, a in node.kwargs]
-        where = f"  # {' '.join(node.where.split())}" if node.where else ""
-        metas = ", ".join(map(_meta, node.outputs))
-        lines.append(f"  {node.name}: {metas or 'none'} = {node.target}({', '.join(args)}){where}")
-    if g.outputs:
-        lines.append(f"  return {', '.join(map(_graph_arg, g.outputs))}")
-    lines.append("}")
-    return "\n".join(lines) + "\n"
 
 
 def print_expr(expr: Expr, limit: int = 0) -> str:
@@ -137,7 +117,7 @@ def print_expr(expr: Expr, limit: int = 0) -> str:
 def print_buffer(buffer: Buffer) -> str:
     """``x: f32[4, 5 : 1, 4] @shared``; contiguous strides and the global space are left out."""
     space = f" @{buffer.space}" if buffer.space != "global" else ""
-    return f"{buffer.name}: {_tensor(buffer.dtype, buffer.shape, buffer.strides)}{space}"
+    return f"{buffer.name}: {tensor_text(buffer.dtype, buffer.shape, buffer.strides)}{space}"
 
 
 def print_arg(arg: Arg) -> str:
@@ -151,20 +131,10 @@ def print_arg(arg: Arg) -> str:
         ):
             return buffer.name
         offset = f" + {text(arg.offset)}" if arg.offset != ZERO else ""
-        return f"{buffer.name} as {_tensor(arg.dtype, arg.shape, arg.strides)}{offset}"
+        return f"{buffer.name} as {tensor_text(arg.dtype, arg.shape, arg.strides)}{offset}"
     if isinstance(arg, tuple):
-        return _tuple([print_arg(a) for a in arg])
-    return _scalar(arg)
-
-
-def contiguous(shape: Iterable[Index]) -> tuple[Index, ...]:
-    """Row-major strides, in elements."""
-    strides: list[Index] = []
-    step = ONE
-    for size in reversed(tuple(shape)):
-        strides.append(step)
-        step = step * size
-    return tuple(reversed(strides))
+        return tuple_text([print_arg(a) for a in arg])
+    return scalar_text(arg)
 
 
 # ---------------------------------------------------------------- statements
@@ -384,32 +354,12 @@ def print_const(const: Const) -> str:
     value, dtype = const.value, const.dtype
     if dtype.kind == "f" and not isinstance(value, float) and float(value) == value:
         value = float(value)
-    shown = _number(value)
+    shown = number_text(value)
     plain = bool_ if isinstance(value, bool) else f32 if isinstance(value, float) else i64
     return shown if dtype == plain else f"{shown}:{dtype}"
 
 
-def _number(value: bool | float) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and math.isnan(value):
-        return "-nan" if math.copysign(1.0, value) < 0 else "nan"
-    return repr(float(value)) if isinstance(value, float) else str(int(value))
-
-
-# ---------------------------------------------------------------- modules and graphs
-
-
-def _range(symbol: Symbol) -> str:
-    return f"{symbol.lo}..{'' if symbol.hi is None else symbol.hi}"
-
-
-def _tensor(dtype: DType, shape: tuple[Index, ...], strides: tuple[Index, ...]) -> str:
-    """``f32[4, 5 : 1, 4]``."""
-    sizes = ", ".join(map(text, shape))
-    if strides == contiguous(shape):
-        return f"{dtype}[{sizes}]"
-    return f"{dtype}[{sizes} : {', '.join(map(text, strides))}]"
+# ---------------------------------------------------------------- modules
 
 
 def _step(step: Step) -> str:
@@ -419,47 +369,10 @@ def _step(step: Step) -> str:
     results = ", ".join("none" if r is None else r.name for r in step.results)
     call = f"{results}{results and ' = '}extern {_word(step.target)}({', '.join(args)})"
     writes = f" writes {', '.join(b.name for b in step.writes)}" if step.writes else ""
-    because = f" because {_quote(step.because)}" if step.because else ""
+    because = f" because {quoted(step.because)}" if step.because else ""
     return call + writes + because
-
-
-def _scalar(arg: object) -> str:
-    if arg is None:
-        return "none"
-    if isinstance(arg, bool | int | float):
-        return _number(arg)
-    if isinstance(arg, Index):
-        return f"idx({text(arg)})"
-    if isinstance(arg, complex):
-        return f"complex({_number(arg.real)}, {_number(arg.imag)})"
-    return _quote(arg) if isinstance(arg, str) else str(arg)
-
-
-def _tuple(items: list[str]) -> str:
-    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
-
-
-def _quote(string: str) -> str:
-    return json.dumps(string, ensure_ascii=False)
 
 
 def _word(string: str) -> str:
     """A name as it is, anything else quoted."""
-    return string if NAME.fullmatch(string) else _quote(string)
-
-
-def _meta(meta: graph.Meta) -> str:
-    if meta is None:
-        return "none"
-    if isinstance(meta, Index):
-        return f"size {text(meta)}"
-    offset = f" + {text(meta.offset)}" if meta.offset != ZERO else ""
-    return f"{_tensor(meta.dtype, meta.shape, meta.strides)}{offset} @{meta.device}"
-
-
-def _graph_arg(arg: graph.GraphArg) -> str:
-    if isinstance(arg, graph.Ref):
-        return f"{arg.name}#{arg.number}" if arg.number else arg.name
-    if isinstance(arg, tuple):
-        return _tuple([_graph_arg(a) for a in arg])
-    return _scalar(arg)
+    return string if NAME.fullmatch(string) else quoted(string)

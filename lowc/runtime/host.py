@@ -28,26 +28,8 @@ from lowc.ir.index import Index, Symbol, atoms, constant, split, text
 from lowc.ir.nodes import Arg, Buffer, Extern, For, Launch, Module, View
 from lowc.ir.types import DType
 from lowc.ir.walk import statements, stores
+from lowc.runtime.names import TORCH_NAMES
 
-TORCH_NAMES: dict[str, str] = {
-    "bool": "bool",
-    "i8": "int8",
-    "i16": "int16",
-    "i32": "int32",
-    "i64": "int64",
-    "u8": "uint8",
-    "u16": "uint16",
-    "u32": "uint32",
-    "u64": "uint64",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "f64": "float64",
-    "c64": "complex64",
-    "c128": "complex128",
-    "f8e4m3": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-}
 HELPERS = (
     "as_strided",
     "bumped",

@@ -80,7 +80,7 @@ class _Memory:
         self.address = ctypes.addressof(self._window)
         self.size = size
 
-    def fill(self, content: bytes) -> None:
+    def fill(self, content: bytes | bytearray) -> None:
         self._pages[: len(content)] = content
 
     def seal(self) -> None:

@@ -7,6 +7,7 @@ into this process.
 
 import ctypes
 import os
+from functools import cache
 
 NAMES = (
     "GOMP_parallel",
@@ -41,6 +42,7 @@ def loaded() -> list[str]:
     return [f for f in files if os.path.basename(f).startswith(("libgomp", "libiomp5", "libomp."))]
 
 
+@cache
 def functions() -> dict[str, int]:
     """Name: address for each of ``NAMES``; empty where torch runs without OpenMP (then nothing may run in
     parallel).

@@ -18,9 +18,8 @@ from torch.autograd import _profiler_enabled
 
 from lowc.artifact import Artifact, Host, Native
 from lowc.errors import LowcError
-from lowc.ir.nodes import Launch
 from lowc.runtime import arena, externs, failures, tensors
-from lowc.runtime.host import TORCH_NAMES, render
+from lowc.runtime.names import TORCH_NAMES
 
 NativeCall = Callable[[Any], int]
 Call = Callable[[list[Any]], list[Any]]
@@ -80,6 +79,8 @@ def bind(
     workspaces come from.  Raises LowcError if an op is unknown to this torch or a size
     cannot be found.
     """
+    from lowc.runtime.host import render
+
     host = render(artifact, len(constants), checked=checked)
     return bind_host(lambda: artifact, host, natives, constants, checked=checked, forward=forward, pool=pool)
 
@@ -199,6 +200,8 @@ def profiled(made: Made, host: Host, code: CodeType, names: dict[str, Any]) -> C
 
 def titles(artifact: Artifact) -> dict[str, str]:
     """For each native function: the kernels that it runs, e.g. "lowc: sum_0, div_0 and 3 more"."""
+    from lowc.ir.nodes import Launch
+
     found: dict[str, str] = {}
     for step in artifact.program:
         if isinstance(step, Native):
@@ -243,6 +246,8 @@ def failure(artifact: Artifact, code: int) -> Exception:
     """The exception for a native call's error ``code``: eager's type, with the ops at fault and the user's
     line.
     """
+    from lowc.ir.nodes import Launch
+
     kind, step = code % 16, code // 16
     launch = artifact.module.steps[step] if 0 <= step < len(artifact.module.steps) else None
     origin = "; ".join(launch.origin) if isinstance(launch, Launch) else ""

@@ -12,8 +12,8 @@ from lowc import lowc_backend
 from lowc.cli.elsewhere import on_gpu
 from lowc.frontend.capture import capture
 from lowc.ir.graph import Graph
+from lowc.ir.graph_printer import print_graph
 from lowc.ir.nodes import Extern, Launch, Store
-from lowc.ir.printer import print_graph
 from lowc.ir.walk import statements
 from lowc.lowering.lower import lower
 from lowc.lowering.table import TABLE

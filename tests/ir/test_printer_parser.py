@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lowc.errors import ParseError
 from lowc.ir.graph import Graph, Input, Node, Ref, TensorMeta
+from lowc.ir.graph_printer import print_graph
 from lowc.ir.index import ZERO, Axis, Index, Opaque, Symbol, ix, minimum
 from lowc.ir.nodes import (
     Acc,
@@ -34,7 +35,7 @@ from lowc.ir.nodes import (
 )
 from lowc.ir.ops import OPS, REDUCERS, result_dtype
 from lowc.ir.parser import parse_kernel, parse_module
-from lowc.ir.printer import print_expr, print_graph, print_kernel, print_kernel_lines, print_module
+from lowc.ir.printer import print_expr, print_kernel, print_kernel_lines, print_module
 from lowc.ir.types import DTYPES, DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u64
 from lowc.ir.verify import verify_kernel, verify_module
 from tests.property.programs import random_module
