@@ -151,6 +151,15 @@ class Folder:
                         found = file.stat(follow_symlinks=False)
                         yield Item(file.path, found.st_size, found.st_mtime)
 
+    def contents(self) -> Iterator[tuple[str, bytes]]:
+        """The name and the content of each sound entry."""
+        for item in self.items():
+            with suppress(OSError, entry.Damaged):
+                content = _content(item.path)
+                key, _ = entry.read(content)
+                if entry.name_of(key) == os.path.basename(item.path):
+                    yield entry.name_of(key), content
+
     def evict(self) -> int:
         """Removes the entries that have not been used for longest, if all together are above the limit, and what killed processes
         have left behind.  How many entries were removed; 0 where another process is at it already."""

@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lowc.cli import dump, explain, opt
+from lowc.cli import cache, dump, explain, opt
 from lowc.errors import LowcError
 
-COMMANDS = (dump, explain, opt)
+COMMANDS = (dump, explain, opt, cache)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -106,8 +106,7 @@ def _link(code: bytes, imports: Mapping[str, int]) -> tuple[_Memory, dict[str, i
     image = bytearray(jumps + _SLOT * len(slots))
     for number, place in places.items():
         section = sections[number]
-        if section.kind != _NOBITS:
-            image[place : place + section.size] = code[section.start : section.start + section.size]
+        image[place : place + section.size] = code[section.start : section.start + section.size]
     for name, address in _resolved(slots, imports).items():
         image[slots[name] : slots[name] + _SLOT] = _JUMP + struct.pack("<Q", address)
     memory = _Memory(max(-(-len(image) // mmap.PAGESIZE), 1) * mmap.PAGESIZE)
@@ -144,7 +143,8 @@ def _layout(code: bytes, sections: Sequence[_Section]) -> tuple[dict[int, int], 
     for number, section in enumerate(sections):
         if not section.flags & _ALLOC:
             continue
-        if section.size and section.flags & (_WRITE | _TLS) or section.kind in (_REL, _GROUP) or section.align > mmap.PAGESIZE:
+        own = section.flags & (_WRITE | _TLS) or section.kind == _NOBITS
+        if (section.size and own) or section.kind in (_REL, _GROUP) or section.align > mmap.PAGESIZE:
             raise CodegenError(f"the object file has a section that lowc's linker does not know (flags {section.flags:#x})")
         size = -(-size // section.align) * section.align
         places[number] = size

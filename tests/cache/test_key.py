@@ -1,0 +1,127 @@
+"""What a key depends on: whatever changes the code or the call, and nothing else."""
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lowc
+from lowc import machine
+from lowc.cache import key as keys
+from lowc.ir import types
+from lowc.ir.graph import Graph, Input, Node, Ref
+from lowc.ir.index import Symbol
+from lowc.options import ROWS, Options
+from lowc.reuse import key_of
+from tests.cache import graphs
+
+GRAPH = graphs.chain()
+DYNAMIC = graphs.product()
+
+
+def changed(graph: Graph, number: int, **what: Any) -> Graph:
+    nodes = list(graph.nodes)
+    nodes[number] = replace(nodes[number], **what)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def wider(graph: Graph) -> Graph:
+    """Another range of the size."""
+    return replace(graph, symbols=(Symbol("s0", 2, 100),))
+
+
+VARIANTS: dict[str, Graph] = {
+    "name": graphs.chain(name="forward"),
+    "number": graphs.chain(2.0),
+    "kind_of_number": graphs.chain(1),
+    "sign_of_zero": graphs.chain(0.0),
+    "minus_zero": graphs.chain(-0.0),
+    "line": graphs.chain(where="model.py:3 in f"),
+    "deterministic": replace(GRAPH, deterministic=True),
+    "op": changed(GRAPH, 0, target="aten.sin.default"),
+    "dtype": changed(GRAPH, 0, outputs=(replace(graphs.meta(37), dtype=types.f64),)),
+    "device": changed(GRAPH, 0, outputs=(replace(graphs.meta(37), device="cuda:0"),)),
+    "strides": changed(GRAPH, 0, outputs=(replace(graphs.meta(37), strides=(graphs.ix(2),)),)),
+    "offset": changed(GRAPH, 0, outputs=(replace(graphs.meta(37), offset=graphs.ix(1)),)),
+    "mutated": replace(GRAPH, inputs=(replace(GRAPH.inputs[0], mutated=True), GRAPH.inputs[1])),
+    "order": replace(GRAPH, inputs=GRAPH.inputs[::-1]),
+    "keyword": changed(GRAPH, 2, kwargs=(("alpha", 2),)),
+    "string": changed(GRAPH, 2, kwargs=(("alpha", "2"),)),
+    "symbols": DYNAMIC,
+    "range": wider(DYNAMIC),
+}
+
+
+def test_every_difference_of_a_graph_is_one_of_the_key() -> None:
+    found = {name: key_of(graph, 1, Options()) for name, graph in VARIANTS.items()} | {"": key_of(GRAPH, 1, Options())}
+    assert all(found.values()) and len(set(found.values())) == len(found)
+    assert key_of(graphs.chain(), 1, Options()) == found[""]
+    assert key_of(GRAPH, 0, Options()) != found[""]
+
+
+OTHER = {"isa": "sse2", "stream": "own", "ptxas": "auto", "dump": "x", "off": "fuse", "only": "x", "cache_dir": "x", "cache_limit_mb": 7}
+
+
+def test_options_are_in_the_key_if_their_row_says_so() -> None:
+    base = key_of(GRAPH, 1, Options())
+    for row in ROWS:
+        value = OTHER.get(row.name, not row.default)
+        other = key_of(GRAPH, 1, replace(Options(), **{row.name: value}))
+        assert (other != base) == row.code, row.name
+
+
+def test_a_name_that_reads_like_something_else_has_no_key() -> None:
+    m = graphs.meta(3)
+    node = Node("none", "aten.exp.default", (Ref("x"),), (), (m,))
+    assert key_of(Graph("inference", (), (Input("x", m),), (node,), (Ref("none"),)), 0, Options()) == ""
+
+
+def test_torch_and_the_processor_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(torch: str = "2.13 abc", device: str = "x86\nflags") -> str:
+        return keys.graph_key(GRAPH, 1, Options(), device, torch)
+
+    assert len({key(), key(torch="2.14 abc"), key(device="x86\nother flags")}) == 3
+    assert key(device="") == ""
+    flags = re.search(r"^flags: .*$", keys.cpu(), re.M)
+    assert flags and "sse2" in flags[0].split()
+    monkeypatch.setattr(machine, "_facts", dict)
+    machine.processor.cache_clear()
+    assert keys.cpu() == ""  # a system that does not say: nothing is kept
+    monkeypatch.undo()
+    machine.processor.cache_clear()
+    assert keys.cpu()
+
+
+def test_a_gpu_is_in_the_key_with_its_driver_and_ptxas() -> None:
+    assert keys.gpu("facts", Options()) != keys.gpu("other facts", Options())
+    if shutil.which("ptxas"):
+        assert keys.gpu("facts", Options()) != keys.gpu("facts", Options(ptxas="auto"))
+
+
+def test_edited_sources_have_another_digest(tmp_path: Path) -> None:
+    home = tmp_path / "lowc"
+    shutil.copytree(Path(lowc.__file__).parent, home, ignore=shutil.ignore_patterns("__pycache__"))
+    before = keys.sources(str(home))
+    assert before == keys.sources(str(Path(lowc.__file__).parent))
+    place = home / "scheduler" / "fuse.py"
+    text = place.read_text()
+    place.write_text(text + "\n")
+    assert keys.sources(str(home)) != before
+    place.write_text(text)
+    assert keys.sources(str(home)) == before
+    place.rename(home / "scheduler" / "fuse2.py")
+    assert keys.sources(str(home)) != before
+    assert keys.sources(str(tmp_path / "nowhere")) == ""
+
+
+def test_a_program_is_told_by_its_size_and_ends(tmp_path: Path) -> None:
+    path = tmp_path / "tool"
+    seen = {machine.fingerprint(str(path))}
+    for content in (b"a" * 200_000, b"a" * 200_001, b"b" + b"a" * 199_999, b"a" * 199_999 + b"b"):
+        path.write_bytes(content)
+        seen.add(machine.fingerprint(str(path)))
+    assert len(seen) == 5 and "" in seen
+    assert machine.toolchain() and machine.toolchain().count("\n")
