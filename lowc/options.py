@@ -7,13 +7,12 @@ have every option whose ``Row.code`` is true, and no other.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowc.errors import OptionError
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     name: str
     default: bool | int | str
     choices: tuple[Any, ...]

@@ -37,7 +37,7 @@ def compile_or_reuse(
         return _compiled(graph, constants, options)
     trace = Trace()
     with trace.phase("cache"):
-        key = key_of(graph, len(constants), options)
+        key = key_of(graph, len(constants), options, cache)
         program = key and found(cache, key, graph, constants, options)
     if program:
         trace.count("cache hit")
@@ -54,7 +54,8 @@ def compile_or_reuse(
 def lowered_ops(cache: Folder | None) -> Collection[str]:
     """The ATen ops that lowc has kernels for, as "aten.exp.default".  (Importing the table of them takes as long as binding twenty
     graphs, so that the names are kept, too.)"""
-    key = keys.base_key() and f"{keys.base_key()}\n{OPS}" if cache else ""
+    base = cache and keys.base_key(cache)
+    key = f"{base}\n{OPS}" if base else ""
     if cache and key and (sections := cache.get(key)):
         return frozenset(sections.get(OPS, b"").decode().split())
     from lowc.lowering.table import TABLE
@@ -73,11 +74,12 @@ def _compiled(graph: Graph, constants: Sequence[Any], options: Options, trace: T
     return compile_graph(graph, constants, options, trace)
 
 
-def key_of(graph: Graph, constants: int, options: Options) -> str:
+def key_of(graph: Graph, constants: int, options: Options, cache: Folder | None = None) -> str:
     """The key of ``graph``; "" if it cannot be kept."""
     from lowc.runtime.tensors import torch_version
 
-    return keys.graph_key(graph, constants, options, _device(device_of(graph), options), torch_version())
+    device = _device(device_of(graph), options)
+    return keys.graph_key(keys.base_key(cache), graph, constants, options, device, torch_version())
 
 
 def _device(name: str, options: Options) -> str:

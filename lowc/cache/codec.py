@@ -15,36 +15,33 @@ import json
 import marshal
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lowc.artifact import Artifact, Entry, Host, Native, runs
 from lowc.cache.entry import Damaged
+from lowc.host import Host
+
+if TYPE_CHECKING:
+    from lowc.artifact import Artifact, Entry
 
 Literal = str | float | complex
 
 
-@dataclass(frozen=True)
 class Stored:
-    """What an entry holds.  ``symbols``: of the native calls in order.  ``externs``: the ATen ops that a call calls.  ``bytecode``:
-    the host program's."""
+    """What an entry holds.  ``code``: the object file.  ``symbols``: of the native calls in order.  ``host``: the host program;
+    ``bytecode``: that compiled."""
 
-    sections: Mapping[str, bytes]
-    meta: Mapping[str, Any]
-    host: Host
-    bytecode: CodeType
-    symbols: tuple[str, ...]
-    externs: tuple[str, ...]
-
-    @property
-    def code(self) -> bytes:
-        return self.sections["code"]
+    def __init__(self, sections: Mapping[str, bytes], meta: Mapping[str, Any], host: Host, bytecode: CodeType) -> None:
+        self.sections, self.meta = sections, meta
+        self.host, self.bytecode = host, bytecode
+        self.code = sections["code"]
+        self.symbols = tuple(map(str, meta["symbols"]))
 
     @cached_property
-    def artifact(self) -> Artifact:
+    def artifact(self) -> "Artifact":
         """The whole artifact, its module parsed."""
+        from lowc.artifact import Artifact, Native, runs
         from lowc.ir.nodes import Extern
         from lowc.ir.parser import parse_module
 
@@ -60,8 +57,9 @@ class Stored:
         return Artifact(self.meta["target"], self.code, slots, program, module, entries, cubin)
 
 
-def encode(artifact: Artifact, host: Host, bytecode: CodeType) -> dict[str, bytes]:
+def encode(artifact: "Artifact", host: Host, bytecode: CodeType) -> dict[str, bytes]:
     """The sections of the entry for ``artifact``."""
+    from lowc.artifact import Native
     from lowc.ir.index import text
     from lowc.ir.printer import print_module
 
@@ -69,7 +67,6 @@ def encode(artifact: Artifact, host: Host, bytecode: CodeType) -> dict[str, byte
         "target": artifact.target,
         "slots": artifact.slots,
         "symbols": [step.symbol for step in artifact.program if isinstance(step, Native)],
-        "externs": [step.target for step in artifact.program if not isinstance(step, Native)],
         "entries": {
             name: [entry.symbol, text(entry.grid), entry.threads, entry.shared, entry.aligned]
             for name, entry in artifact.entries.items()
@@ -109,12 +106,11 @@ def decode(sections: Mapping[str, bytes]) -> Stored:
             tuple(map(str, given["constants"])),
         )
         bytecode = marshal.loads(sections["bytecode"])
-        symbols, externs = tuple(map(str, meta["symbols"])), tuple(map(str, meta["externs"]))
         if not isinstance(bytecode, CodeType) or not {"code", "cubin", "module"} <= sections.keys():
             raise Damaged("it lacks a part")
+        return Stored(sections, meta, host, bytecode)
     except (KeyError, ValueError, TypeError, AttributeError, EOFError, struct.error) as error:
         raise Damaged(f"it cannot be read: {type(error).__name__}: {error}") from error
-    return Stored(sections, meta, host, bytecode, symbols, externs)
 
 
 def _plain(value: Literal) -> list[str]:
@@ -133,7 +129,8 @@ def _literal(kind: str, value: str) -> Literal:
     return complex(real, imaginary) if kind == "complex" else float(real)
 
 
-def _entry(data: list[Any], sizes: Mapping[str, Any]) -> Entry:
+def _entry(data: list[Any], sizes: Mapping[str, Any]) -> "Entry":
+    from lowc.artifact import Entry
     from lowc.ir.expressions import Scope, parse_index
     from lowc.ir.lexer import Cursor
 

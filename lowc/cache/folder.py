@@ -15,8 +15,8 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 from lowc.cache import entry
 
@@ -28,8 +28,7 @@ ROOM = 0.9  # eviction makes so much of the limit free of what is old, so as not
 LOCK = ".lock"
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """An entry's file: ``size`` in bytes, ``used``: seconds since the epoch when it was last read or written."""
 
     path: str

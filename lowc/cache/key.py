@@ -11,14 +11,13 @@
 The whole text is in the entry and is compared; its digest only names the file.
 """
 
-import os
 import sys
-from functools import cache
-from hashlib import sha256
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 from lowc import machine
+from lowc.cache import sources
+from lowc.cache.folder import Folder
 from lowc.ir.graph import Graph
 from lowc.ir.graph_printer import print_graph
 from lowc.ir.types import DTYPES
@@ -28,17 +27,16 @@ from lowc.options import ROWS, Options
 WORDS = frozenset((*DTYPES, "none", "true", "false", "idx", "complex", "inf", "nan"))
 
 
-def graph_key(graph: Graph, constants: int, options: Options, device: str, torch: str) -> str:
+def graph_key(base: str, graph: Graph, constants: int, options: Options, device: str, torch: str) -> str:
     """The key of ``graph``; "" for one that has none: then it is not kept.
 
-    ``constants``: how many of its last inputs are.  ``device``: what code for it depends on beyond this, as ``cpu`` says.
+    ``base``: of ``base_key``.  ``constants``: how many of its last inputs are.  ``device``: what code for it depends on beyond this, as ``cpu`` says.
     ``torch``: its version.
     """
     # A value called "none" would read like none at all.
-    if not device or any(v.name in WORDS for v in (*graph.inputs, *graph.nodes)):
+    if not base or not device or any(v.name in WORDS for v in (*graph.inputs, *graph.nodes)):
         return ""
-    base = base_key()
-    return base and "\n".join([base, f"torch {torch}", device, chosen(options), f"constants {constants}", print_graph(graph)])
+    return "\n".join([base, f"torch {torch}", device, chosen(options), f"constants {constants}", print_graph(graph)])
 
 
 def chosen(options: Options) -> str:
@@ -61,31 +59,11 @@ def gpu(facts: str, options: Options) -> str:
     return f"nvptx\n{facts}\nptxas {ptxas}"
 
 
-@cache
-def base_key() -> str:
-    """What everything that is kept depends on; "" if that cannot be told (sources or toolchain that are not files)."""
-    own, tools = sources(str(Path(__file__).parent.parent)), machine.toolchain()
+def base_key(folder: Folder | None = None) -> str:
+    """What everything that is kept depends on; "" if that cannot be told (sources or toolchain that are not files).  ``folder``: where
+    the digest of the sources may be."""
+    own, tools = sources.known(str(Path(__file__).parent.parent), folder), machine.toolchain()
     if not own or not tools:
         return ""
     python = f"Python {sys.version} {sys.implementation.cache_tag} {MAGIC_NUMBER.hex()}"
     return f"lowc sources {own}\n{python}\ntoolchain {tools}"
-
-
-def sources(home: str) -> str:
-    """A digest of the names and contents of all Python files below ``home``; "" if there are none."""
-    digest, found = sha256(), 0
-    for folder, inner, names in os.walk(home):
-        inner.sort()
-        for name in sorted(names):
-            if not name.endswith(".py"):
-                continue
-            path = os.path.join(folder, name)
-            try:
-                with open(path, "rb", buffering=0) as file:
-                    content = file.read()
-            except OSError:
-                return ""
-            digest.update(f"{os.path.relpath(path, home)}\0{len(content)}\0".encode())
-            digest.update(content)
-            found += 1
-    return digest.hexdigest() if found else ""

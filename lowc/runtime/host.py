@@ -1,6 +1,6 @@
 """The host program of an artifact as Python source: straight-line code that a person could have written.
 
-Takes an ``Artifact``, gives an ``artifact.Host``: the text of ``call(args: list) -> list`` (and of ``check(args)``,
+Takes an ``Artifact``, gives a ``lowc.host.Host``: the text of ``call(args: list) -> list`` (and of ``check(args)``,
 which raises unless the inputs are what it was made for), and what the free names in it mean, as plain data.
 Nothing here touches torch, so that the text can be shown anywhere; ``program.bind`` gives the names their
 values.
@@ -22,8 +22,9 @@ import keyword
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from lowc.artifact import Artifact, Host, Native
+from lowc.artifact import Artifact, Native
 from lowc.errors import LowcError
+from lowc.host import Host
 from lowc.ir.index import Index, Symbol, atoms, constant, split, text
 from lowc.ir.nodes import Arg, Buffer, Extern, For, Launch, Module, View
 from lowc.ir.types import DType

@@ -16,8 +16,8 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from lowc.errors import CodegenError
 
@@ -35,8 +35,7 @@ _JUMP = bytes((0xFF, 0x25, 2, 0, 0, 0, 0xCC, 0xCC))  # jmp [rip + 2]; the addres
 _SLOT = len(_JUMP) + 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
+class _Section(NamedTuple):
     kind: int
     flags: int
     start: int

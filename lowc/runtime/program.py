@@ -11,19 +11,22 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import _profiler_enabled
 
-from lowc.artifact import Artifact, Host, Native
 from lowc.errors import LowcError
+from lowc.host import Host
 from lowc.runtime import arena, externs, failures, tensors
 from lowc.runtime.names import TORCH_NAMES
 
+if TYPE_CHECKING:
+    from lowc.artifact import Artifact
+
 NativeCall = Callable[[Any], int]
 Call = Callable[[list[Any]], list[Any]]
-Made = Callable[[], Artifact]
+Made = Callable[[], "Artifact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Program:
     gpu: Any = None
 
     @property
-    def artifact(self) -> Artifact:
+    def artifact(self) -> "Artifact":
         return self.made()
 
     @property
@@ -63,7 +66,7 @@ _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 
 
 def bind(
-    artifact: Artifact,
+    artifact: "Artifact",
     natives: Mapping[str, NativeCall],
     constants: Sequence[torch.Tensor] = (),
     *,
@@ -198,8 +201,9 @@ def profiled(made: Made, host: Host, code: CodeType, names: dict[str, Any]) -> C
     return watched if host.natives else call
 
 
-def titles(artifact: Artifact) -> dict[str, str]:
+def titles(artifact: "Artifact") -> dict[str, str]:
     """For each native function: the kernels that it runs, e.g. "lowc: sum_0, div_0 and 3 more"."""
+    from lowc.artifact import Native
     from lowc.ir.nodes import Launch
 
     found: dict[str, str] = {}
@@ -242,7 +246,7 @@ def without_grad(call: Call) -> Call:
     return guarded
 
 
-def failure(artifact: Artifact, code: int) -> Exception:
+def failure(artifact: "Artifact", code: int) -> Exception:
     """The exception for a native call's error ``code``: eager's type, with the ops at fault and the user's
     line.
     """

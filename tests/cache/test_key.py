@@ -1,5 +1,6 @@
 """What a key depends on: whatever changes the code or the call, and nothing else."""
 
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import lowc
 from lowc import machine
 from lowc.cache import key as keys
+from lowc.cache import sources
 from lowc.ir import types
 from lowc.ir.graph import Graph, Input, Node, Ref
 from lowc.ir.index import Symbol
@@ -81,10 +83,10 @@ def test_a_name_that_reads_like_something_else_has_no_key() -> None:
 
 def test_torch_and_the_processor_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(torch: str = "2.13 abc", device: str = "x86\nflags") -> str:
-        return keys.graph_key(GRAPH, 1, Options(), device, torch)
+        return keys.graph_key("base", GRAPH, 1, Options(), device, torch)
 
     assert len({key(), key(torch="2.14 abc"), key(device="x86\nother flags")}) == 3
-    assert key(device="") == ""
+    assert key(device="") == "" and keys.graph_key("", GRAPH, 1, Options(), "x86", "2.13") == ""
     flags = re.search(r"^flags: .*$", keys.cpu(), re.M)
     assert flags and "sse2" in flags[0].split()
     monkeypatch.setattr(machine, "_facts", dict)
@@ -104,17 +106,17 @@ def test_a_gpu_is_in_the_key_with_its_driver_and_ptxas() -> None:
 def test_edited_sources_have_another_digest(tmp_path: Path) -> None:
     home = tmp_path / "lowc"
     shutil.copytree(Path(lowc.__file__).parent, home, ignore=shutil.ignore_patterns("__pycache__"))
-    before = keys.sources(str(home))
-    assert before == keys.sources(str(Path(lowc.__file__).parent))
+    before = sources.digest(str(home))
+    assert before == sources.digest(str(Path(lowc.__file__).parent))
     place = home / "scheduler" / "fuse.py"
     text = place.read_text()
     place.write_text(text + "\n")
-    assert keys.sources(str(home)) != before
+    assert sources.digest(str(home)) != before
     place.write_text(text)
-    assert keys.sources(str(home)) == before
+    assert sources.digest(str(home)) == before
     place.rename(home / "scheduler" / "fuse2.py")
-    assert keys.sources(str(home)) != before
-    assert keys.sources(str(tmp_path / "nowhere")) == ""
+    assert sources.digest(str(home)) != before
+    assert sources.digest(str(tmp_path / "nowhere")) == ""
 
 
 def test_a_program_is_told_by_its_size_and_ends(tmp_path: Path) -> None:
@@ -125,3 +127,26 @@ def test_a_program_is_told_by_its_size_and_ends(tmp_path: Path) -> None:
         seen.add(machine.fingerprint(str(path)))
     assert len(seen) == 5 and "" in seen
     assert machine.toolchain() and machine.toolchain().count("\n")
+
+
+def test_the_digest_is_kept_under_what_the_file_system_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, folder = tmp_path / "lowc", graphs.folder(tmp_path / "cache")
+    home.mkdir()
+    (home / "a.py").write_text("x = 1\n")
+    known = sources.known.__wrapped__
+    first = known(str(home), folder)
+    assert first == sources.digest(str(home)) and not folder.items()  # too young
+    monkeypatch.setattr(sources, "YOUNG", -1e9)
+    assert known(str(home), folder) == first and len(folder.items()) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "digest", lambda home: "not asked for")
+        assert known(str(home), folder) == first
+    (home / "a.py").write_text("x = 2\n")  # as long as before
+    os.utime(home / "a.py", ns=(0, 0))
+    second = known(str(home), folder)
+    assert second == sources.digest(str(home)) != first
+    os.utime(home / "a.py", ns=(0, 0))  # times can be set, but not the one of the change itself
+    (home / "a.py").write_text("x = 3\n")
+    os.utime(home / "a.py", ns=(0, 0))
+    assert known(str(home), folder) not in (first, second)
+    assert known(str(tmp_path / "nowhere"), folder) == ""

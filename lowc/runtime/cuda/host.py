@@ -25,10 +25,11 @@ With a stream of its own, memory of the caller's stream is allocated before ``en
 from collections.abc import Mapping
 
 from lowc.artifact import Artifact, Native
+from lowc.host import Host
 from lowc.ir.index import Symbol, atoms, text
 from lowc.ir.nodes import Buffer, Extern, Launch
 from lowc.runtime.cuda.table import Plan
-from lowc.runtime.host import RESERVED, Host, Renderer, consecutive, views
+from lowc.runtime.host import RESERVED, Renderer, consecutive, views
 
 HELPERS = ("begin", "enter", "handed", "here", "leave", "realigned", "stream", "workspace")
 ALIGNMENT = 16

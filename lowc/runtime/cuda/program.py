@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lowc.artifact import Artifact
+from lowc.host import Host
 from lowc.ir.nodes import Buffer
 from lowc.options import Options
 from lowc.runtime.cuda import graphs, host, memory, nvtx
@@ -17,7 +18,6 @@ from lowc.runtime.cuda.device import Device, device
 from lowc.runtime.cuda.late import enrol
 from lowc.runtime.cuda.modules import CudaModule
 from lowc.runtime.cuda.table import Plan, Table, build, launches, natives, plan
-from lowc.runtime.host import Host
 from lowc.runtime.program import (
     Call,
     Program,
