@@ -1,4 +1,4 @@
-"""Tests of the cache that must not compile say so."""
+"""Tests of the cache that must not compile say so; and the digest of lowc's sources is taken once for all of them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,6 +6,19 @@ from typing import Any
 import pytest
 
 from lowc import reuse
+from lowc.cache import sources
+
+
+@pytest.fixture(autouse=True)
+def digest_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders have nothing in them but what a test puts there."""
+    real = sources.known
+
+    def known(home: str, folder: Any) -> str:
+        return real(home, None)
+
+    known.__wrapped__ = real.__wrapped__  # type: ignore[attr-defined]
+    monkeypatch.setattr(sources, "known", known)
 
 
 @pytest.fixture
