@@ -8,8 +8,9 @@ A new process, each time, imports torch and what torch itself needs for AOTAutog
 ``start``   imports all of lowc that a warm start needs, digests lowc's sources, and asks what machine this is;
 ``bind``    per graph, from the ``ir.Graph`` to a function that can be called: key, reading, checking, linking, binding.
 
-Both in milliseconds of the thread's own time (``cpu``, which a busy machine disturbs less) and of the clock.  Beside them: the first
-call as a whole, most of which is Dynamo's and AOTAutograd's, and the same in a process that finds an empty cache.
+Both in milliseconds of the thread's own time (``cpu``, which a busy machine disturbs less) and of the clock.  Beside
+them: the first call as a whole, most of which is Dynamo's and AOTAutograd's, and the same in a process that finds an
+empty cache.
 """
 
 import json

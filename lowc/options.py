@@ -1,7 +1,7 @@
 """Every option and environment variable: one row each, typed, saying whether it changes generated code.
 
-Without effect today: every mode but "reduce-overhead" on a GPU (they are accepted, since other backends have them).  The cache's keys
-have every option whose ``Row.code`` is true, and no other.
+Without effect today: every mode but "reduce-overhead" on a GPU (they are accepted, since other backends have them).
+The cache's keys have every option whose ``Row.code`` is true, and no other.
 """
 
 import os
@@ -83,15 +83,16 @@ def parse(mode: str | None, given: Mapping[str, Any] | None) -> Options:
 
 
 def with_stream(options: Options, graph: str) -> Options:
-    """Stream "auto" decided for a graph of this name: training runs on the caller's, so that activations are freed once the backward
-    pass has used them."""
+    """Stream "auto" decided for a graph of this name: training runs on the caller's, so that activations are freed once
+    the backward pass has used them."""
     if options.stream != "auto":
         return options
     return replace(options, stream="caller" if graph in ("forward", "backward") else "own")
 
 
 def from_text(row: Row, text: str) -> bool | int | str:
-    """The value that ``text`` (of a variable, or of a command line) means; a number that is none stays text, and is then refused."""
+    """The value that ``text`` (of a variable, or of a command line) means; a number that is none stays text, and is
+    then refused."""
     if isinstance(row.default, bool):
         return text.lower() not in ("", "0", "false", "no", "off")
     if isinstance(row.default, int) and text.strip().isdecimal():

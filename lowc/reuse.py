@@ -3,14 +3,16 @@
     ir.Graph ─ key ─ entry? ── yes ─ runtime ─ callable
                           └─── no ── compiler ─ callable, and its artifact becomes the entry
 
-Imports nothing of the compiler unless it is needed: a process that finds all its graphs starts without lowering, scheduler and LLVM.
-What is not kept: graphs of which a part was left to ATen because of an error (each process shall warn), what is only interpreted,
-and anything while passes are verified or dumped, as they run only if something is compiled.
+Imports nothing of the compiler unless it is needed: a process that finds all its graphs starts without lowering,
+scheduler and LLVM. What is not kept: graphs of which a part was left to ATen because of an error (each process shall
+warn), what is only interpreted, and anything while passes are verified or dumped, as they run only if something is
+compiled.
 """
 
 import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from lowc.cache import key as keys
@@ -22,6 +24,7 @@ from lowc.trace import Trace
 
 if TYPE_CHECKING:
     from lowc.cache.codec import Stored
+    from lowc.runtime.linker import Library
     from lowc.runtime.program import Program
 
 log = logging.getLogger("lowc.cache")
@@ -30,15 +33,15 @@ Compiled = Callable[[list[Any]], list[Any]]
 
 
 def compile_or_reuse(
-    graph: Graph, constants: Sequence[Any], options: Options, cache: Folder | None
+    graph: Graph, constants: Sequence[Any], options: Options, folder: Folder | None
 ) -> Compiled:
     """``compiler.compile_graph``, or what it has made of an equal graph before.  Raises what that raises."""
-    if cache is None or options.dump or options.check or options.isa == "interp":
+    if folder is None or options.dump or options.check or options.isa == "interp":
         return _compiled(graph, constants, options)
     trace = Trace()
     with trace.phase("cache"):
-        key = key_of(graph, len(constants), options, cache)
-        program = key and found(cache, key, graph, constants, options)
+        key = key_of(graph, len(constants), options, folder)
+        program = key and found(folder, key, graph, constants, options)
     if program:
         trace.count("cache hit")
         if options.time:
@@ -47,21 +50,21 @@ def compile_or_reuse(
     trace.count("cache miss")
     call: Any = _compiled(graph, constants, options, trace)
     if key and not trace.counters.get("fallbacks"):
-        keep(cache, key, call.program)
+        keep(folder, key, call.program)
     return call
 
 
-def lowered_ops(cache: Folder | None) -> Collection[str]:
-    """The ATen ops that lowc has kernels for, as "aten.exp.default".  (Importing the table of them takes as long as binding twenty
-    graphs, so that the names are kept, too.)"""
-    base = cache and keys.base_key(cache)
+def lowered_ops(folder: Folder | None) -> Collection[str]:
+    """The ATen ops that lowc has kernels for, as "aten.exp.default".  (Importing the table of them takes as long as
+    binding twenty graphs, so that the names are kept, too.)"""
+    base = folder and keys.base_key(folder)
     key = f"{base}\n{OPS}" if base else ""
-    if cache and key and (sections := cache.get(key)):
+    if folder and key and (sections := folder.get(key)):
         return frozenset(sections.get(OPS, b"").decode().split())
     from lowc.lowering.table import TABLE
 
-    if cache and key:
-        cache.put(key, {OPS: "\n".join(sorted(TABLE)).encode()})
+    if folder and key:
+        folder.put(key, {OPS: "\n".join(sorted(TABLE)).encode()})
     return TABLE.keys()
 
 
@@ -74,12 +77,12 @@ def _compiled(graph: Graph, constants: Sequence[Any], options: Options, trace: T
     return compile_graph(graph, constants, options, trace)
 
 
-def key_of(graph: Graph, constants: int, options: Options, cache: Folder | None = None) -> str:
+def key_of(graph: Graph, constants: int, options: Options, folder: Folder | None = None) -> str:
     """The key of ``graph``; "" if it cannot be kept."""
     from lowc.runtime.tensors import torch_version
 
     device = _device(device_of(graph), options)
-    return keys.graph_key(keys.base_key(cache), graph, constants, options, device, torch_version())
+    return keys.graph_key(keys.base_key(folder), graph, constants, options, device, torch_version())
 
 
 def _device(name: str, options: Options) -> str:
@@ -98,10 +101,10 @@ def _device(name: str, options: Options) -> str:
         return ""
 
 
-def found(cache: Folder, key: str, graph: Graph, constants: Sequence[Any], options: Options) -> "Program | None":
+def found(folder: Folder, key: str, graph: Graph, constants: Sequence[Any], options: Options) -> "Program | None":
     """The program of the entry for ``key``, bound to this process; None if there is none that can be used, after a warning if it
     should have been."""
-    sections = cache.get(key)
+    sections = folder.get(key)
     if sections is None:
         return None
     from lowc.cache.codec import decode
@@ -109,22 +112,21 @@ def found(cache: Folder, key: str, graph: Graph, constants: Sequence[Any], optio
     try:
         return _bound(decode(sections), graph, constants, options)
     except Damaged as error:
-        cache.discard(key, str(error))
+        folder.discard(key, str(error))
     except Exception as error:
         # Its checksum and its key are right, so this is a bug, or the process is not as the one that wrote it (no OpenMP, say).
         log.debug("the reason in full", exc_info=True)
-        cache.discard(key, f"{type(error).__name__}: {error}")
+        folder.discard(key, f"{type(error).__name__}: {error}")
     return None
 
 
 def _bound(stored: "Stored", graph: Graph, constants: Sequence[Any], options: Options) -> "Program":
     kind, _, index = device_of(graph).partition(":")
     if kind == "cuda":
-        from lowc.backends.nvptx import walker
         from lowc.runtime.cuda import program as gpu
 
-        chosen = with_stream(options, graph.name)
-        return gpu.bind(stored.artifact, walker.address(), int(index or 0), constants, chosen)
+        walker = _walker(stored.sections["walker"]).address("walk")
+        return gpu.bind(stored.artifact, walker, int(index or 0), constants, with_stream(options, graph.name))
     from lowc.runtime import openmp
     from lowc.runtime.linker import Library
     from lowc.runtime.program import bind_host, function_at
@@ -138,12 +140,25 @@ def _bound(stored: "Stored", graph: Graph, constants: Sequence[Any], options: Op
     )
 
 
-def keep(cache: Folder, key: str, program: "Program") -> None:
+@cache
+def _walker(code: bytes) -> "Library":
+    """The walker of launch tables, loaded once in a process: a device keeps its address."""
+    from lowc.runtime.linker import Library
+
+    return Library(code, ("walk",), {})
+
+
+def keep(folder: Folder, key: str, program: "Program") -> None:
     """Makes ``program`` the entry for ``key``.  It is a bug if that fails, but none that should stop anybody."""
     from lowc.cache.codec import encode
 
     try:
-        cache.put(key, encode(program.artifact, program.host, program.code))
+        sections = encode(program.artifact, program.host, program.code)
+        if program.gpu:
+            from lowc.backends.nvptx import walker
+
+            sections["walker"] = walker.code()
+        folder.put(key, sections)
     except Exception as error:
         log.warning("a compiled graph cannot be kept: %s: %s", type(error).__name__, error)
         log.debug("the reason in full", exc_info=True)

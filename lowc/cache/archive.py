@@ -1,7 +1,8 @@
 """A whole cache as one file, to be taken to another machine: a zip archive of the entries as they are.
 
-Each entry has its checksum and its key in it, and the key says for which processor, toolchain and sources it is; so entries for other
-machines do no harm, they are just never asked for.  An archive is as good as code: unpack only those that you would run.
+Each entry has its checksum and its key in it, and the key says for which processor, toolchain and sources it is; so
+entries for other machines do no harm, they are just never asked for.  An archive is as good as code: unpack only those
+that you would run.
 """
 
 import zipfile

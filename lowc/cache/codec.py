@@ -7,8 +7,9 @@
     source     the host program in Python
     bytecode   the same compiled, as ``marshal`` writes it; the key says for which Python
 
-A call needs the host program and the code.  The module is for messages and for whoever looks; reading it takes as long as a
-hundred calls, so it is parsed when somebody asks.  Tensors are not kept: they are the graph's, and whoever has the graph has them.
+A call needs the host program and the code.  The module is for messages and for whoever looks; reading it takes as long
+as a hundred calls, so it is parsed when somebody asks.  Tensors are not kept: they are the graph's, and whoever has the
+graph has them.
 """
 
 import json

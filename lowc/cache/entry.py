@@ -6,8 +6,8 @@
     head       JSON: {"key": text, "sections": [[name, bytes], ...]}
     sections   one behind the other
 
-Nothing of a file is looked at before its checksum is right, and nothing is handed out before the key in it is the one that was asked
-for, so that neither damage nor a file under another entry's name can become code.
+Nothing of a file is looked at before its checksum is right, and nothing is handed out before the key in it is the one
+that was asked for, so that neither damage nor a file under another entry's name can become code.
 """
 
 import json

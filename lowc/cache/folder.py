@@ -1,12 +1,12 @@
 """A folder of cache entries that many processes use at once.
 
-Reading takes no lock: a file is complete whenever it has its name, since it is written under another one, in the same folder, and then
-renamed.  Two that write the same entry both succeed, the last one stays.  Eviction alone takes a lock, so that two processes do
-not both count and both delete.
+Reading takes no lock: a file is complete whenever it has its name, since it is written under another one, in the same
+folder, and then renamed.  Two that write the same entry both succeed, the last one stays.  Eviction alone takes a lock,
+so that two processes do not both count and both delete.
 
-The entries are machine code that will be loaded, so nobody else may be able to write them: a folder is made with mode 0700, and one
-that belongs to somebody else, or that others may write to, is refused; so is such a file.  Whatever goes wrong (no folder, a full or
-read-only disk, damage) is logged as a warning, once, and the cache does without.
+The entries are machine code that will be loaded, so nobody else may be able to write them: a folder is made with mode
+0700, and one that belongs to somebody else, or that others may write to, is refused; so is such a file.  Whatever goes
+wrong (no folder, a full or read-only disk, damage) is logged as a warning, once, and the cache does without.
 """
 
 import logging
@@ -37,7 +37,8 @@ class Item(NamedTuple):
 
 
 class Folder:
-    """Entries in ``path`` of at most ``limit`` bytes in all.  ``usable``: whether it can be read from; decided at the first use."""
+    """Entries in ``path`` of at most ``limit`` bytes in all.  ``usable``: whether it can be read from; decided at the
+    first use."""
 
     def __init__(self, path: str, limit: int) -> None:
         self.path = path
@@ -77,8 +78,8 @@ class Folder:
             os.unlink(path)
 
     def put(self, key: str, sections: Mapping[str, bytes]) -> bool:
-        """Writes or replaces an entry, and evicts what has not been used for longest if the folder has grown too large.  Whether it
-        has been written."""
+        """Writes or replaces an entry, and evicts what has not been used for longest if the folder has grown too large.
+        Whether it has been written."""
         content = entry.write(key, sections)
         if not self._writable or len(content) > self.limit or not self.usable(make=True):
             return False
@@ -107,7 +108,8 @@ class Folder:
     # ------------------------------------------------------------ the folder
 
     def usable(self, *, make: bool = False) -> bool:
-        """Whether the folder is there and safe; with ``make``, it is made if it is not there.  Warns once if it cannot be used."""
+        """Whether the folder is there and safe; with ``make``, it is made if it is not there.  Warns once if it cannot
+        be used."""
         with self._lock:
             if self._usable is None or (make and not os.path.isdir(self.path)):
                 self._usable = self._examine(make)

@@ -30,8 +30,8 @@ WORDS = frozenset((*DTYPES, "none", "true", "false", "idx", "complex", "inf", "n
 def graph_key(base: str, graph: Graph, constants: int, options: Options, device: str, torch: str) -> str:
     """The key of ``graph``; "" for one that has none: then it is not kept.
 
-    ``base``: of ``base_key``.  ``constants``: how many of its last inputs are.  ``device``: what code for it depends on beyond this, as ``cpu`` says.
-    ``torch``: its version.
+    ``base``: of ``base_key``.  ``constants``: how many of its last inputs are.  ``device``: what code for it depends on
+    beyond this, as ``cpu`` says. ``torch``: its version.
     """
     # A value called "none" would read like none at all.
     if not base or not device or any(v.name in WORDS for v in (*graph.inputs, *graph.nodes)):
@@ -60,8 +60,8 @@ def gpu(facts: str, options: Options) -> str:
 
 
 def base_key(folder: Folder | None = None) -> str:
-    """What everything that is kept depends on; "" if that cannot be told (sources or toolchain that are not files).  ``folder``: where
-    the digest of the sources may be."""
+    """What everything that is kept depends on; "" if that cannot be told (sources or toolchain that are not files).
+    ``folder``: where the digest of the sources may be."""
     own, tools = sources.known(str(Path(__file__).parent.parent), folder), machine.toolchain()
     if not own or not tools:
         return ""

@@ -61,7 +61,8 @@ def stamped(home: str) -> tuple[str, bool]:
 
 
 def _files(home: str) -> Iterator[tuple[str, os.stat_result]]:
-    """The Python files below ``home``, in an order that does not depend on the file system.  Raises OSError for one that is gone."""
+    """The Python files below ``home``, in an order that does not depend on the file system.  Raises OSError for one
+    that is gone."""
     folders: list[str] = []
     if not os.path.isdir(home):
         return

@@ -10,9 +10,12 @@ if TYPE_CHECKING:
     from lowc.cache.folder import Folder
 
 
+ACTIONS = ("info", "clear", "pack", "unpack")
+
+
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("cache", help="the compiled graphs that are kept: how many, clear, take elsewhere")
-    parser.add_argument("action", choices=("info", "clear", "pack", "unpack"), help="pack, unpack: to and from FILE, a zip archive")
+    parser.add_argument("action", choices=ACTIONS, help="pack, unpack: to and from FILE, a zip archive")
     parser.add_argument("file", metavar="FILE", nargs="?", default="")
     arguments.add_options(parser)
     parser.set_defaults(run=run)

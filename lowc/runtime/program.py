@@ -31,10 +31,10 @@ Made = Callable[[], "Artifact"]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One compiled graph: what it runs, the host program's text, and the function to call (which has the
-    Program as its attribute ``program``, and ``_boxed_call``, by which torch knows that it empties its
-    argument).  ``made``: what it runs, which a program from the cache reads only when somebody asks.  ``code``: ``host.source`` compiled.
-    ``gpu``: on a GPU, ``cuda.program.Gpu``.
+    """One compiled graph: what it runs, the host program's text, and the function to call (which has the Program as its
+    attribute ``program``, and ``_boxed_call``, by which torch knows that it empties its argument).  ``made``: what it
+    runs, which a program from the cache reads only when somebody asks.  ``code``: ``host.source`` compiled. ``gpu``: on
+    a GPU, ``cuda.program.Gpu``.
     """
 
     made: Made

@@ -64,7 +64,10 @@ def test_every_difference_of_a_graph_is_one_of_the_key() -> None:
     assert key_of(GRAPH, 0, Options()) != found[""]
 
 
-OTHER = {"isa": "sse2", "stream": "own", "ptxas": "auto", "dump": "x", "off": "fuse", "only": "x", "cache_dir": "x", "cache_limit_mb": 7}
+OTHER: dict[str, Any] = {
+    "isa": "sse2", "stream": "own", "ptxas": "auto", "dump": "x", "off": "fuse", "only": "x", "cache_dir": "x",
+    "cache_limit_mb": 7,
+}  # fmt: skip
 
 
 def test_options_are_in_the_key_if_their_row_says_so() -> None:

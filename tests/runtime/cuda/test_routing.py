@@ -1,5 +1,6 @@
 """Graphs on a GPU go through ``compile_graph`` to the GPU's runtime; here kernels run in the interpreter, on the fake device."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,8 +8,9 @@ import fakes
 import pytest
 import torch
 
-from lowc import compiler
+from lowc import compiler, reuse
 from lowc.backends import x86
+from lowc.cache.folder import Folder
 from lowc.errors import LowcError, Unsupported
 from lowc.ir import types
 from lowc.ir.graph import Graph, Input, Node, Ref, TensorMeta
@@ -96,6 +98,28 @@ def test_a_graph_runs(on: Any, stream: str) -> None:
         for got, want in zip(call([x, w]), expected(x, w), strict=True):
             torch.testing.assert_close(got, want)
     assert fakes.of(on[1].log, "launch")
+
+
+def test_a_graph_that_is_in_the_cache_is_only_loaded(
+    on: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    w, programs = torch.randn(4, 4), []
+    for stream in ("own", "caller", "own"):
+        call: Any = reuse.compile_or_reuse(graph(), (), Options(stream=stream), Folder(str(tmp_path), 1 << 30))
+        assert call.program.artifact.target == "nvptx" and call.program.gpu.stream == stream
+        for rows in (3, 2, 7):
+            x = torch.randn(rows, 4)
+            for got, want in zip(call([x, w]), expected(x, w), strict=True):
+                torch.testing.assert_close(got, want)
+        programs.append(call.program)
+        monkeypatch.setattr(reuse, "_compiled", lambda *_: pytest.fail("compiled again"))
+    first, _, last = programs
+    assert last.source == first.source and last.artifact.entries == first.artifact.entries
+    assert last.artifact.code == first.artifact.code == on[1].loaded[-1]
+    monkeypatch.setattr(devices, "facts", lambda index: devices.Facts("fake", (9, 0), 132, 1 << 20, 1 << 16, 12090))
+    with pytest.raises(pytest.fail.Exception, match="compiled again"):  # another driver
+        reuse.compile_or_reuse(graph(), (), Options(), Folder(str(tmp_path), 1 << 30))
+    assert not caplog.records
 
 
 def test_a_kernel_that_the_driver_rejects_is_left_to_aten(on: Any, caplog: pytest.LogCaptureFixture) -> None:
