@@ -28,8 +28,12 @@ one stops.
     ``host`` writes the steps down as a Python function, ``program`` binds that to tensors, native code and
     ATen, and gives the callable back.
 
+``reuse``, ``cache``
+    The short cut: a graph that was compiled before, by any process, is bound from the cache.
+
 Beside the way: ``options`` (every option and environment variable), ``target`` (what the scheduler knows of
-the machine), ``trace`` (times and dumps), ``errors``, and ``cli`` (``lowc dump``, ``lowc explain``, ...).
+the machine), ``machine`` (what the system says of it), ``trace`` (times and dumps), ``errors``, and ``cli``
+(``lowc dump``, ``lowc explain``, ...).
 
 Importing this package imports no other part of lowc; its public names are loaded when they are first used.
 """
