@@ -195,21 +195,27 @@ def _like(
 def draw(
     seed: Tensor, number: int, kind: str, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, low: float, high: float
 ) -> Tensor:
-    """Numbers of ``size`` and ``stride``: the element with row-major number i has the first words of counter (i, ``number``)."""
+    """Numbers of ``size`` and ``stride``: the element with row-major number i has word i % 4 of counter (i // 4, ``number``)."""
     out = torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=seed.device)
     position = torch.arange(out.numel(), device=seed.device).reshape(tuple(size))
-    x, y, *_ = philox(position, number, seed)
+    words = philox(position // 4, number, seed)
+    x = _picked(words, position % 4)
     if kind == "integers":
         value = low + x % (int(high) - int(low))
     elif kind == "bernoulli":
         value = (x >> 8) * 2.0**-24 < low
     elif kind == "normal":
-        value = low + high * gaussian(x, y, dtype)
+        value = low + high * gaussian(words, position, dtype)
     else:
+        y = _picked(philox(position // 4, ~number & WORD, seed), position % 4) if dtype == torch.float64 else x
         wide = fraction(x, y, dtype).to(torch.float64 if dtype == torch.float64 else torch.float32)
         value = (low + (high - low) * wide).to(dtype)
         value = torch.where(value < high, value, low)
     return out.copy_(value)
+
+
+def _picked(words: Sequence[Tensor], place: Tensor) -> Tensor:
+    return torch.stack(list(words)).gather(0, place[None])[0]
 
 
 def philox(position: Tensor, number: int, seed: Tensor) -> tuple[Tensor, ...]:
@@ -245,8 +251,14 @@ def fraction(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     return (x >> (32 - bits)).double() * 2.0**-bits
 
 
-def gaussian(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Standard normal: G. Box and M. Muller, "A Note on the Generation of Random Normal Deviates", 1958."""
+def gaussian(words: Sequence[Tensor], position: Tensor, dtype: torch.dtype) -> Tensor:
+    """Standard normal numbers, two of each two words.
+
+    G. Box and M. Muller, "A Note on the Generation of Random Normal Deviates", 1958.
+    """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
+    first = position % 4 < 2
+    x, y = torch.where(first, words[0], words[2]), torch.where(first, words[1], words[3])
     radius = (-2.0 * ((x + 1).to(wide) * 2.0**-32).log()).sqrt()
-    return radius * (y.to(wide) * 2.0**-32 * 2.0 * torch.pi).cos()
+    turned = y.to(wide) * 2.0**-32 * 2.0 * torch.pi
+    return radius * torch.where(position % 2 == 0, turned.cos(), turned.sin())
