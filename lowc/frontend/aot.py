@@ -121,8 +121,18 @@ def _partition(
     joint.graph.eliminate_dead_code()
     if own_random:
         replace_random_ops(joint.graph)
+    _see_through_detach(joint.graph)
     merge_equal_nodes(joint.graph)
     return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+
+def _see_through_detach(graph: fx.Graph) -> None:
+    """Uses ``x`` for ``detach(x)``, which autograd puts around what it keeps and the partitioner would not compute again."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        users = [user for user in node.users if user.op != "output"]
+        for user in users:
+            user.replace_input_with(node, node.args[0])
+    graph.eliminate_dead_code()
 
 
 def _boxed(compiled: Compiled) -> Compiled:

@@ -55,6 +55,7 @@ def neg_view(self: Tensor | complex) -> Tensor:
 
 
 OWN: dict[str, Callable[..., Any]] = {
+    "_log_softmax.default": norm.log_softmax,
     "_softmax_backward_data.default": norm.softmax_backward,
     "_log_softmax_backward_data.default": norm.log_softmax_backward,
     "native_layer_norm.default": norm.layer_norm,
@@ -81,8 +82,10 @@ OWN: dict[str, Callable[..., Any]] = {
 }
 
 # Taken apart even where lowering has a kernel: the fake tensor of the whole op has other strides than eager, which everything
-# after it would inherit; and lazily conjugated or negated tensors cannot be imported.
-ALWAYS = frozenset({"aten.roll.default", "aten.channel_shuffle.default", "aten._conj.default", "aten._neg_view.default"})
+# after it would inherit; lazily conjugated or negated tensors cannot be imported; and a backward pass needs less than the result.
+ALWAYS = frozenset(
+    f"aten.{name}.default" for name in ("roll", "channel_shuffle", "_conj", "_neg_view", "_log_softmax")
+)
 
 TORCHS = """
     _fused_rms_norm_backward.default _prelu_kernel.default _prelu_kernel_backward.default _safe_softmax.default
