@@ -9,7 +9,7 @@ Not a computer algebra system: no division of polynomials by polynomials beyond 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd
 
@@ -27,11 +27,16 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A size known when the kernel is called; ``hi`` None is unbounded."""
+    """A size known when the kernel is called; ``hi`` None is unbounded.
+
+    ``hint``: the value it had when the graph was traced.  It guides decisions and never proves anything, so that symbols are equal
+    whatever their hints.
+    """
 
     name: str
     lo: int = 0
     hi: int | None = None
+    hint: int | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return self.name
