@@ -1,7 +1,7 @@
 """One function through the whole compiler, with every text that came up on the way."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,11 +32,13 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All graphs of one function, and where Dynamo broke it: (reason, user line); ``unsupported``: graphs left to torch."""
+    """All graphs of one function, and where Dynamo broke it: (reason, user line); ``unsupported``: graphs left to torch;
+    ``recompiles``: why further calls were compiled anew (reason, user line)."""
 
     graphs: tuple[Compiled, ...]
     breaks: tuple[tuple[str, str], ...]
     unsupported: tuple[str, ...]
+    recompiles: tuple[tuple[str, str], ...] = ()
 
 
 def compile_all(
@@ -46,8 +48,9 @@ def compile_all(
     *,
     dynamic: bool | None = None,
     backward: bool = True,
+    more: Sequence[tuple[Any, ...]] = (),
 ) -> Report:
-    """Compiles and calls ``fn`` on ``args`` once, and its backward pass where there is one.
+    """Compiles and calls ``fn`` on ``args`` once, and its backward pass where there is one; then calls it on each of ``more``.
 
     Raises LowcError if ``fn`` raises.
     """
@@ -72,7 +75,7 @@ def compile_all(
                 texts.append(_read(Path(folder)))
 
     try:
-        seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward, keep=TABLE.keys())
+        seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward, keep=TABLE.keys(), more=more)
     except LowcError:
         raise
     except Exception as error:
@@ -82,7 +85,8 @@ def compile_all(
             f"the function raises {type(error).__name__}: {error}", hint="call it without torch.compile"
         ) from error
     graphs = tuple(Compiled(g, *schedule(g, options), t) for g, t in zip(seen.graphs, texts))
-    return Report(graphs, tuple((b.reason, b.where) for b in seen.breaks), seen.unsupported)
+    breaks, again = (tuple((each.reason, each.where) for each in found) for found in (seen.breaks, seen.recompiles))
+    return Report(graphs, breaks, seen.unsupported, again)
 
 
 def schedule(graph: Graph, options: Options) -> tuple[Module, Module, Target]:

@@ -21,6 +21,7 @@ from lowc.errors import InternalError, LowcError, OptionError
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.importer import import_graph
+from lowc.frontend.recompiles import log_recompile
 from lowc.ir.graph import Graph
 
 log = logging.getLogger("lowc.frontend")
@@ -46,6 +47,8 @@ def compile_module(
     if any(isinstance(x, list | tuple | dict) for x in example_inputs):
         again = partial(compile_module, compile_graph=compile_graph, keep=keep, strict=strict)
         return flatten_graph_inputs(gm, example_inputs, again)
+
+    log_recompile(gm)
 
     def compiler(name: str) -> Callable[..., Compiled]:
         return lambda graph, _inputs: compile_fx_graph(graph, name, compile_graph, strict=strict)
