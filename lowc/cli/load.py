@@ -1,8 +1,8 @@
 """``FILE.py:FN``: a function or module of the user's, and the inputs to call it with.
 
 ``FN`` is a function, an object that can be called (an ``nn.Module``), or a class or function without parameters that makes one.
-Inputs are what ``FN_inputs()``, or else ``inputs()``, returns: a tuple of arguments, or one argument.  ``FN_calls()``, if there is
-one, returns a list of such inputs for further calls.
+Inputs are what ``FN_inputs()``, or else ``inputs()``, returns: a tuple of arguments, or one argument.  ``FN_calls()``, if there
+is one, returns a list of such inputs for further calls.
 """
 
 import importlib.util

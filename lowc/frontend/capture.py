@@ -1,4 +1,5 @@
-"""Runs a function through Dynamo and AOTAutograd, and says what it was broken into and why anew.  For tools that show what happens."""
+"""Runs a function through Dynamo and AOTAutograd, and says what it was broken into and why anew.  For tools that show what
+happens."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

@@ -18,8 +18,8 @@ log = logging.getLogger("lowc")
 
 @dataclass(frozen=True, slots=True)
 class Recompile:
-    """``reason``: "tensor 'x' size mismatch at index 0. expected 3, actual 5"; ``where``: "file.py:12 in forward: code", the first
-    line of the function that makes something ("" if unknown)."""
+    """``reason``: "tensor 'x' size mismatch at index 0. expected 3, actual 5"; ``where``: "file.py:12 in forward: code", the
+    first line of the function that makes something ("" if unknown)."""
 
     reason: str
     where: str

@@ -29,8 +29,8 @@ class Axis:
 class Symbol:
     """A size known when the kernel is called; ``hi`` None is unbounded.
 
-    ``hint``: the value it had when the graph was traced.  It guides decisions and never proves anything, so that symbols are equal
-    whatever their hints.
+    ``hint``: the value it had when the graph was traced.  It guides decisions and never proves anything, so that symbols are
+    equal whatever their hints.
     """
 
     name: str

@@ -468,7 +468,8 @@ def _transposed(load: Load, row: Axis, column: Axis) -> bool:
 
 
 def _rest(rows: For, columns: For, height: tuple[Index, Index], width: tuple[Index, Index], taken: set[str]) -> For:
-    """The loops over a rectangle of (first row, rows) and (first column, columns), without tiles; names in the body made fresh."""
+    """The loops over a rectangle of (first row, rows) and (first column, columns), without tiles; names in the body
+    made fresh."""
     row, column = Axis(fresh(rows.axis.name, taken), height[1]), Axis(fresh(columns.axis.name, taken), width[1])
     place = Substitution({rows.axis: ix(row) + height[0], columns.axis: ix(column) + width[0]})
     for stmt in columns.body:

@@ -3,8 +3,8 @@
 A temp that a launch makes, and that the call does not return, lives in the workspace from its first to its last step; places are
 given first-fit by offset.  Symbolic sizes: a temp takes the place of a dead one that is surely as large; new places follow one
 another.
-What extern calls make, what is returned, and temps whose size only a step of the call tells (how many elements a mask selects) are
-tensors of their own: the workspace is there before the first step.
+What extern calls make, what is returned, and temps whose size only a step of the call tells (how many elements a mask selects)
+are tensors of their own: the workspace is there before the first step.
 
 The workspace lives as long as the call, while tensors come and go: a backward pass begins with all that the forward pass saved
 and frees it step by step.  Where the two together would need more at their worst than temps that live only as long as they are

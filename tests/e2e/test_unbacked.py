@@ -135,3 +135,22 @@ def test_facts_of_check_reach_the_ranges(compiler_auto: Any) -> None:
     compiler_auto.compile(limited)(torch.randn(3), torch.tensor(3))
     symbols = compiler_auto.programs[0].artifact.module.symbols
     assert [(s.lo, s.hi) for s in symbols if s.name.startswith("u")] == [(2, 4)]
+
+
+def test_windows_of_an_input_at_places_that_data_tells(compiler_auto: Any) -> None:
+    """Torch makes such a result again from the input, by the offset of what is returned: a copy has another one."""
+
+    def parts(x: Tensor, where: Tensor) -> tuple[Tensor, ...]:
+        return torch.tensor_split(x, where)
+
+    x, where = torch.randn(7, 5), torch.tensor([2, 3])
+    for got, expected in zip(torch.compile(parts, backend="lowc")(x, where), parts(x, where), strict=True):
+        assert torch.equal(got, expected) and got.stride() == expected.stride()
+    with pytest.raises(Exception, match=r"place that only the call tells"):
+        compiler_auto.compile(parts)(x, where)
+
+
+def test_results_that_were_not_asked_for_may_have_any_shape(compiler_auto: Any) -> None:
+    x = torch.tensor([1.0, 1.0, 2.0, 3.0, 3.0])
+    got = compiler_auto.compile(lambda x: torch.unique_consecutive(x, dim=-1) * 2)(x)
+    assert torch.equal(got, torch.tensor([2.0, 4.0, 6.0]))

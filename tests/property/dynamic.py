@@ -35,7 +35,7 @@ def sizes_of(program: Program, count: int) -> list[dict[str, int]]:
     found: list[dict[str, int]] = []
     for number in range(count):
         choice = [(0,), (1,), (3, 5, 7, 11, 13), (16, 17, 31, 32, 33, 64, 67, 128)][min(number, 3)]
-        sizes = {s.name: max(s.lo, s.lo + rng.choice(choice) if number < 2 else rng.choice(choice)) for s in program.module.symbols}
+        sizes = {s.name: max(s.lo, rng.choice(choice) + s.lo * (number < 2)) for s in program.module.symbols}
         while _elements(program, sizes) > LARGEST and max(sizes.values()) > 5:
             sizes = {name: max(2, size // 2) for name, size in sizes.items()}
         found.append(sizes)

@@ -98,8 +98,8 @@ def random_array(rng: random.Random, dtype: DType, shape: Sequence[int]) -> Any:
 
 
 def random_module(seed: int, steps: int = 0, symbolic: bool = False) -> Program:
-    """A valid LOOPS module made from ``seed``, of about ``steps`` ops (0: a random number); with ``symbolic``, one that has sizes
-    known only when it is called, most of them with hints."""
+    """A valid LOOPS module made from ``seed``, of about ``steps`` ops (0: a random number); with ``symbolic``, one that has
+    sizes known only when it is called, most of them with hints."""
     return _Generator(seed, symbolic).program(steps)
 
 
