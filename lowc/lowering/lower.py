@@ -25,8 +25,8 @@ def lower(graph: Graph, options: Options | None = None, forbid: frozenset[str] =
 
     The nodes named in ``forbid`` become extern calls whatever they are.
 
-    Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for one
-    that returns a window of an input at a place that only a call tells.
+    Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
+    one that returns a window of an input at a place that only a call tells.
     """
     taken = [i.name for i in graph.inputs] + [s.name for s in graph.symbols]
     builder = Builder(taken, choose_parts=not device_of(graph).startswith("cpu"))

@@ -121,7 +121,7 @@ def run(
     shuffle: random.Random | None = None,
     given: Mapping[str, int] | None = None,
 ) -> list[Any]:
-    """Values of the outputs, then of the inputs after the call, of ``module`` (a form of ``program``'s) for the sizes ``given``."""
+    """Values of the outputs, then of the inputs after the call, of ``module`` (a form of ``program``'s) for sizes ``given``."""
     inputs, sizes = program.make_inputs(seed, given)
     outputs = run_module(module, inputs, call_extern, sizes, shuffle)
     return [*outputs, *inputs]
