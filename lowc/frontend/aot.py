@@ -22,6 +22,7 @@ from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.importer import import_graph
 from lowc.frontend.random import replace_random_ops
+from lowc.frontend.recompiles import log_recompile
 from lowc.ir.graph import Graph
 
 log = logging.getLogger("lowc.frontend")
@@ -48,6 +49,8 @@ def compile_module(
     if any(isinstance(x, list | tuple | dict) for x in example_inputs):
         again = partial(compile_module, compile_graph=compile_graph, keep=keep, strict=strict, fallback_random=fallback_random)
         return flatten_graph_inputs(gm, example_inputs, again)
+
+    log_recompile(gm)
 
     def compiler(name: str) -> Callable[..., Compiled]:
         own = name == "inference" and not fallback_random

@@ -401,7 +401,8 @@ def _number(value: bool | float) -> str:
 
 
 def _range(symbol: Symbol) -> str:
-    return f"{symbol.lo}..{'' if symbol.hi is None else symbol.hi}"
+    about = "" if symbol.hint is None else f" ~ {symbol.hint}"
+    return f"{symbol.lo}..{'' if symbol.hi is None else symbol.hi}{about}"
 
 
 def _tensor(dtype: DType, shape: tuple[Index, ...], strides: tuple[Index, ...]) -> str:
