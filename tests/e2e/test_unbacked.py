@@ -48,7 +48,7 @@ def item_as_size(x: Tensor) -> Tensor:
     n = (x[:, 0] > 0).sum().item()
     torch._check(n >= 0)
     torch._check(n <= x.shape[0])
-    return torch.zeros(n, x.shape[1]) + x[0] * 2
+    return torch.zeros(n, x.shape[1], device=x.device) + x[0] * 2
 
 
 def item_as_start(x: Tensor) -> Tensor:
