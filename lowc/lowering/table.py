@@ -15,6 +15,8 @@ from lowc.lowering import (
     division,
     indexing,
     pool,
+    pool_adaptive,
+    pool_max,
     power,
     reduce,
     scatter,
@@ -323,8 +325,25 @@ INDEXING: dict[str, Callable[..., Any]] = {
     "aten.scatter_reduce.two": scatter.scatter_reduce,
     "aten.index_put.default": scatter.index_put,
     "aten._unsafe_index_put.default": scatter.index_put,
-    "aten.avg_pool2d.default": pool.avg_pool2d,
-    "aten.avg_pool2d_backward.default": pool.avg_pool2d_backward,
+}
+
+POOLING: dict[str, Callable[..., Any]] = {
+    "aten.avg_pool2d.default": pool.avg_pool(2),
+    "aten.avg_pool2d_backward.default": pool.avg_pool_backward(2),
+    "aten.avg_pool3d.default": pool.avg_pool(3),
+    "aten.avg_pool3d_backward.default": pool.avg_pool_backward(3),
+    "aten._adaptive_avg_pool2d.default": pool_adaptive.adaptive_avg_pool(2),
+    "aten._adaptive_avg_pool2d_backward.default": pool_adaptive.adaptive_avg_pool_backward(2),
+    "aten._adaptive_avg_pool3d.default": pool_adaptive.adaptive_avg_pool(3),
+    "aten._adaptive_avg_pool3d_backward.default": pool_adaptive.adaptive_avg_pool_backward(3),
+    "aten.max_pool2d_with_indices.default": pool_max.max_pool(2),
+    "aten.max_pool2d_with_indices_backward.default": pool_max.max_pool_backward(2),
+    "aten.max_pool3d_with_indices.default": pool_max.max_pool(3),
+    "aten.max_pool3d_with_indices_backward.default": pool_max.max_pool_backward(3),
+    "aten.adaptive_max_pool2d.default": pool_max.adaptive_max_pool(2),
+    "aten.adaptive_max_pool2d_backward.default": pool_max.adaptive_max_pool_backward(2),
+    "aten.adaptive_max_pool3d.default": pool_max.adaptive_max_pool(3),
+    "aten.adaptive_max_pool3d_backward.default": pool_max.adaptive_max_pool_backward(3),
 }
 
 ASSERTS: dict[str, Callable[..., Any]] = {
@@ -341,6 +360,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     **VIEWS,
     **REDUCTION,
     **INDEXING,
+    **POOLING,
     **ASSERTS,
 }
 

@@ -141,6 +141,59 @@ def test_average_pool(how: tuple[Any, ...]) -> None:
     check(lambda a: aten.avg_pool2d.default(a, *how), data((3, 7, 9), F, special=False), ulps=4, floor=1.0)
 
 
+def pooled_ties(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Few different values, so that windows have equal ones, and NaNs and infinities among them."""
+    x = data(shape, dtype)
+    return torch.where(torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.5, x, x.new_tensor(2.0))
+
+
+MAX_POOLS: tuple[tuple[Any, ...], ...] = (
+    ([3, 2], [2, 1], [1, 0], [1, 1], False),
+    ([2], [], [0], [1], True),
+    ([3, 3], [2, 2], [1, 1], [2, 1], True),
+)
+
+
+@pytest.mark.parametrize("how", MAX_POOLS)
+def test_maximum_pool(how: tuple[Any, ...]) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        x = pooled_ties((2, 3, 7, 9), dtype)
+        check(lambda a: aten.max_pool2d_with_indices.default(a, *how), x)
+        check(lambda a: aten.max_pool2d_with_indices.default(a, *how)[0], x.to(memory_format=torch.channels_last))
+        if dtype.is_floating_point:
+            values, places = aten.max_pool2d_with_indices.default(x, *how)
+            g = data(tuple(values.shape), dtype, 3, special=False)
+            check(lambda g, a, i: aten.max_pool2d_with_indices_backward.default(g, a, *how, i), g, x, places, ulps=4, floor=1.0)
+
+
+def test_maximum_pool_in_three_dimensions() -> None:
+    how = ([2, 3, 2], [2, 1, 2], [1, 1, 0], [1, 1, 1], False)
+    x = pooled_ties((2, 4, 5, 6), F)
+    check(lambda a: aten.max_pool3d_with_indices.default(a, *how), x)
+    values, places = aten.max_pool3d_with_indices.default(x, *how)
+    check(lambda g, a, i: aten.max_pool3d_with_indices_backward.default(g, a, *how, i), values.nan_to_num(0, 1, 2), x, places, ulps=4, floor=1.0)
+
+
+def test_average_pool_in_three_dimensions() -> None:
+    x = data((2, 3, 5, 6, 7), F, special=False)
+    for how in (([2, 3, 2], [2, 1, 2], [1, 1, 0], True, False, None), ([2], [], [0], False, True, 3)):
+        check(lambda a, how=how: aten.avg_pool3d.default(a, *how), x, ulps=4, floor=1.0)
+        g = aten.avg_pool3d.default(x, *how)
+        check(lambda g, a, how=how: aten.avg_pool3d_backward.default(g, a, *how), g, x, ulps=4, floor=1.0)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 3), (2, 5), (9, 12)])
+def test_adaptive_pools(size: tuple[int, int]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x = data((2, 3, 7, 9), dtype, special=False)
+        check(lambda a: aten._adaptive_avg_pool2d.default(a, size), x, ulps=4, floor=1.0)
+        g = aten._adaptive_avg_pool2d.default(x, size)
+        check(lambda g, a: aten._adaptive_avg_pool2d_backward.default(g, a), g, x, ulps=4, floor=1.0)
+        check(lambda a: aten.adaptive_max_pool2d.default(a, size), pooled_ties((2, 3, 7, 9), dtype))
+        _, places = aten.adaptive_max_pool2d.default(x, size)
+        check(lambda g, a, i: aten.adaptive_max_pool2d_backward.default(g, a, i), g, x, places, ulps=4, floor=1.0)
+
+
 def test_conditions_of_sizes_vanish() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         aten._assert_scalar.default(1, "holds")
