@@ -14,7 +14,7 @@ from lowc.ir.types import bool_, i64
 from lowc.lowering.builder import Builder
 from lowc.lowering.indexing import integers
 from lowc.lowering.pool import Size, inside_all, per_dim
-from lowc.lowering.pool_adaptive import most_taps, first_tap, window_end
+from lowc.lowering.pool_adaptive import first_tap, most_taps, window_end
 from lowc.lowering.reduce import needs_elements
 from lowc.lowering.scalars import both, cast, const, is_nan, op, select
 from lowc.lowering.scatter import combine

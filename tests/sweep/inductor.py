@@ -52,7 +52,8 @@ def show(console: Console, names: list[str] | None = None) -> int:
     for what, users in sorted(missing.items(), key=lambda item: (-len(item[1]), item[0])):
         console.print(f"{len(users):4d}  {what}  ({', '.join(users[:6])})", markup=False, highlight=False, soft_wrap=True)
     lowered = len(both) - len(lacking)
-    console.print(f"lowc lowers {lowered} of the {len(both)} entries that Inductor lowers: {100 * lowered / max(len(both), 1):.1f} %")
+    share = 100 * lowered / max(len(both), 1)
+    console.print(f"lowc lowers {lowered} of the {len(both)} entries that Inductor lowers: {share:.1f} %")
     return 0
 
 

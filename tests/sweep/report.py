@@ -80,7 +80,7 @@ Made by `python -m tests.sweep --out FILE --coverage docs/coverage.md`; what the
 
 
 def coverage(records: list[Record]) -> str:
-    """The page: how many samples are lowered, run by ATen, or neither; every call of ATen with its reason and the ops it comes from."""
+    """The page: how many samples are lowered, run by ATen, or neither; each call of ATen and where it comes from."""
     counts = by_op(records)
     total = sum(counts.values(), Counter[str]())
     compiled = total["lowered"] + total["extern"]

@@ -23,7 +23,7 @@ from tests.sweep.compare import difference
 from tests.sweep.samples import WIDER, Case, copied
 
 # What eager leaves as it was in memory.
-UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_"}
+UNINITIALISED = set("empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split())
 STATUSES = ("lowered", "extern", "torch", "refused", "skipped", "wrong", "error", "crash", "timeout")
 
 
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def attempt(op: Any, case: Case, grad: bool, check: bool = False) -> Outcome:
-    """``case`` compiled and compared with eager; with ``grad`` the gradients as well.  ``check``: verify the IR after every pass."""
+    """``case`` compiled and compared with eager, with ``grad`` its gradients as well.  ``check``: verify after each pass."""
     tensors = case.tensors
     if not grad:
         tensors = [t.detach() for t in tensors]

@@ -1,8 +1,8 @@
 """The work spread over processes, any of which may crash or hang without harm to the others.
 
-A worker takes a task (an op, a dtype, forward or with gradients), announces each sample before it tries it, and sends what became of
-it.  When it dies, the sample that it had announced is a "crash"; when it is silent for too long it is ended, a "timeout"; a new
-worker goes on behind that sample.
+A worker takes a task (an op, a dtype, forward or with gradients), announces each sample before it tries it, and sends what
+became of it.  When it dies, the sample that it had announced is a "crash"; when it is silent for too long it is ended, a
+"timeout"; a new worker goes on behind that sample.
 """
 
 import logging
@@ -39,8 +39,8 @@ class Task:
 
 @dataclass
 class Record:
-    """What became of a task: how many samples had each status, each call of ATen with how often it was made, and failures as (sample
-    number, variant, status, detail)."""
+    """What became of a task: how many samples had each status, how often each call of ATen was made, and failures as (number of
+    the sample, variant, status, detail)."""
 
     key: str
     statuses: Counter[str] = field(default_factory=Counter)
