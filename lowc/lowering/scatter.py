@@ -11,7 +11,7 @@ from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import ZERO, prove_nonneg
 from lowc.ir.nodes import Expr
-from lowc.ir.types import bool_, i64
+from lowc.ir.types import bool_, compute_dtype, i64
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.indexing import Selection, integers, rows, selection
 from lowc.lowering.scalars import both, cast, const, op, select
@@ -26,20 +26,28 @@ def combine(
 ) -> Value:
     """``start`` (or zeros) with ``element(c)`` = (place, value, mask) combined into it for each ``c`` of ``shape``.
 
-    Without a ``reducer`` the value replaces what is there.
+    Without a ``reducer`` the value replaces what is there.  Sums and products of f16 and bf16 are kept in f32 and rounded once.
     """
     if reducer and out.dtype == bool_:
         raise NotLowered("sums into bool")
     if not reducer and b.choose_parts:
         raise NotLowered("writes to indexed places: equal indices overwrite each other")
-    target = b.result(out)
+    target = gathering(b, out, reducer)
     with b.kernel():
         with b.loops(out.shape, loop_order(out.shape, out.strides)) as c:
-            b.store(target, tuple(c), const(0, out.dtype) if start is None else b.load(start, tuple(c)))
+            b.store(target, tuple(c), const(0, target.dtype) if start is None else b.load(start, tuple(c)))
         with b.loops(shape, range(len(shape)), "j") as c:
             place, value, mask = element(tuple(c))
             b.store(target, place[: len(out.shape)], value, mask, reducer)
-    return target
+    return target if target.dtype == out.dtype else b.map(out, lambda c: b.load(target, c))
+
+
+def gathering(b: Builder, out: TensorMeta, reducer: str) -> Value:
+    """Memory for what ``reducer`` combines to ``out``, in the dtype that it is combined in."""
+    wide = compute_dtype(out.dtype)
+    if reducer not in ("add", "mul") or wide == out.dtype:
+        return b.result(out)
+    return b.temp(wide, out.shape, out.strides)
 
 
 def embedding_dense_backward(

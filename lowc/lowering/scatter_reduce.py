@@ -9,7 +9,7 @@ from lowc.ir.types import bool_
 from lowc.lowering.builder import Builder
 from lowc.lowering.indexing import integers, rows
 from lowc.lowering.scalars import const, like, op
-from lowc.lowering.scatter import Element, combine, scatter_combine, scattered
+from lowc.lowering.scatter import Element, combine, gathering, scatter_combine, scattered
 from lowc.lowering.values import Coords, Value, loop_order
 from lowc.lowering.views import wrap
 
@@ -66,25 +66,28 @@ def _reduced(
         raise NotLowered("sums into bool")
     if b.choose_parts:
         raise NotLowered(f"scatter_reduce {reduce}" + ("" if include_self else " without self"))
-    target = b.result(out)
-    counts = b.temp(out.dtype, out.shape, out.strides, f"{b.stem}_count") if reduce == "mean" else None
+    target = gathering(b, out, reducer)
+    wide = target.dtype
+    counts = b.temp(wide, out.shape, out.strides, f"{b.stem}_count") if reduce == "mean" else None
     rank = len(out.shape)
     order = loop_order(out.shape, out.strides)
     with b.kernel():
         with b.loops(out.shape, order) as c:
             b.store(target, tuple(c), b.load(self, tuple(c)))
             if counts is not None:
-                b.store(counts, tuple(c), const(int(include_self), out.dtype))
+                b.store(counts, tuple(c), const(int(include_self), wide))
         if not include_self:
             with b.loops(shape, range(len(shape)), "j") as c:
                 place, _, mask = element(tuple(c))
-                b.store(target, place[:rank], const(identity(reducer, out.dtype), out.dtype), mask)
+                b.store(target, place[:rank], const(identity(reducer, wide), wide), mask)
         with b.loops(shape, range(len(shape)), "j") as c:
             place, value, mask = element(tuple(c))
             b.store(target, place[:rank], value, mask, reducer)
             if counts is not None:
-                b.store(counts, place[:rank], const(1, out.dtype), mask, "add")
-    return target if counts is None else _quotient(b, out, target, counts)
+                b.store(counts, place[:rank], const(1, wide), mask, "add")
+    if counts is not None:
+        return _quotient(b, out, target, counts)
+    return target if wide == out.dtype else b.map(out, lambda c: b.load(target, c))
 
 
 def _quotient(b: Builder, out: TensorMeta, total: Value, counts: Value) -> Value:
