@@ -303,8 +303,10 @@ class Renderer:
             self._take_result(result)
 
     def _take_result(self, result: Buffer) -> None:
-        """The tensor that ATen returned becomes ``result``, whose dtype and strides lowc has planned with (torch's fake tensors are
-        not always right about them)."""
+        """The tensor that ATen returned becomes ``result``, whose dtype and strides lowc has planned with.
+
+        They are those of torch's fake tensors, which are not always right.
+        """
         name, strides = self.name(result.name), tuple_text(result.strides)
         for symbol in self.module.symbols:
             self._solve(symbol, [result])

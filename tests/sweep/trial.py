@@ -24,7 +24,6 @@ from tests.sweep.samples import WIDER, Case, copied
 
 # What eager leaves as it was in memory.
 UNINITIALISED = set("empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split())
-STATUSES = ("lowered", "extern", "torch", "refused", "skipped", "wrong", "error", "crash", "timeout")
 
 
 @dataclass
@@ -36,7 +35,9 @@ class Outcome:
     * torch: right, but lowc cannot import the graph, so torch runs it (``detail`` says why);
     * refused: AOTAutograd itself cannot trace it (a size that depends on data, say);
     * skipped: eager raises;
-    * wrong, error: other results than eager's; an exception of lowc's (``detail``).  "crash" and "timeout" come from ``workers``.
+    * wrong, error: other results than eager's; an exception of lowc's (``detail``).
+
+    ``workers`` adds "crash" and "timeout", and "known" for a difference that ``known`` has the reason of.
     """
 
     status: str
