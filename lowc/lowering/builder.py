@@ -118,6 +118,9 @@ class Builder:
         """Where an input starts in its storage, in elements (0 for temps)."""
         return self.offsets.get(buffer.name, ZERO)
 
+    def is_input(self, buffer: Buffer) -> bool:
+        return buffer.name in self.offsets
+
     def temp(self, dtype: DType, shape: Coords, strides: Coords | None = None, name: str = "") -> Value:
         """A new temp, contiguous unless ``strides`` are given."""
         steps = contiguous_strides(shape) if strides is None else strides

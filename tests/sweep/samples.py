@@ -80,9 +80,15 @@ def _signature(leaf: Any) -> Any:
 @cache
 def entries() -> dict[str, Any]:
     """OpInfos by name, as "add" or "div.floor_rounding"."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal import common_methods_invocations as invocations
 
-    return {name_of(op): op for op in op_db}
+    # Some ops set a seed of their own inside the call, which no traced graph can hold; ``trial.run`` sets it outside.
+    invocations.wrapper_set_seed = _unseeded  # type: ignore[assignment]
+    return {name_of(op): op for op in invocations.op_db}
+
+
+def _unseeded(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
 
 
 def name_of(op: Any) -> str:

@@ -23,9 +23,7 @@ from tests.sweep.compare import difference
 from tests.sweep.samples import WIDER, Case, copied
 
 # What eager leaves as it was in memory.
-UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
-UNINITIALISED |= {"resize_", "resize_as_"}
-STATUSES = ("lowered", "extern", "torch", "refused", "skipped", "wrong", "error", "crash", "timeout")
+UNINITIALISED = set("empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split())
 
 
 @dataclass
@@ -37,7 +35,9 @@ class Outcome:
     * torch: right, but lowc cannot import the graph, so torch runs it (``detail`` says why);
     * refused: AOTAutograd itself cannot trace it (a size that depends on data, say);
     * skipped: eager raises;
-    * wrong, error: other results than eager's; an exception of lowc's (``detail``).  "crash" and "timeout" come from ``workers``.
+    * wrong, error: other results than eager's; an exception of lowc's (``detail``).
+
+    ``workers`` adds "crash" and "timeout", and "known" for a difference that ``known`` has the reason of.
     """
 
     status: str
@@ -47,46 +47,44 @@ class Outcome:
 
 
 def attempt(op: Any, case: Case, grad: bool, check: bool = False) -> Outcome:
-    """``case`` compiled and compared with eager; with ``grad`` the gradients as well.  ``check``: verify after every pass."""
+    """``case`` compiled and compared with eager, with ``grad`` its gradients as well.  ``check``: verify after each pass."""
     tensors = case.tensors
     if not grad:
         tensors = [t.detach() for t in tensors]
     try:
-        eager = run(case.function, tensors, grad)
+        eager, forward = run(case.function, tensors, grad)
     except Exception as error:
         return Outcome("skipped", _say(error))
     made: list[tuple[Graph, Any]] = []
     try:
-        ours = run(_compiled(case, tensors, made, check), tensors, grad)
+        ours, _ = run(_compiled(case, tensors, made, check), tensors, grad)
     except Unsupported as error:
         return Outcome("torch", error.message)
     except Exception as error:
         return _blamed(error, case, tensors, grad)
     outcome = _judged(made)
-    found = difference(
-        ours,
-        eager,
-        _exact(case, tensors, grad),
-        op,
-        values=op.name not in UNINITIALISED,
-        zeros=not grad,
-    )
+    exact = _exact(case, tensors, grad)
+    found = difference(ours, eager, exact, op, values=op.name not in UNINITIALISED, forward=forward)
     if found is not None:
         outcome.status, outcome.detail = "wrong", found
     return outcome
 
 
-def run(function: Callable[..., Any], tensors: Sequence[Tensor], grad: bool) -> list[Any]:
-    """Results, then the arguments as they are afterwards, then their gradients; random numbers start from the same seed."""
+def run(function: Callable[..., Any], tensors: Sequence[Tensor], grad: bool) -> tuple[list[Any], int]:
+    """(results, then the arguments as they are afterwards, then their gradients; the number of the first gradient).
+
+    Random numbers start from the same seed each time.
+    """
     given = [copied(t) for t in tensors]
     torch.manual_seed(0)
     results = list(function(*given))
     found = [*results, *(g.detach() for g in given)]
+    forward = len(found)
     wanted = [g for g in given if g.requires_grad]
     ends = [r for r in results if r.requires_grad]
     if grad and wanted and ends:
         found += torch.autograd.grad(ends, wanted, [cotangent(e) for e in ends], allow_unused=True)
-    return found
+    return found, forward
 
 
 def cotangent(end: Tensor) -> Tensor:
@@ -97,7 +95,7 @@ def cotangent(end: Tensor) -> Tensor:
     return values.reshape(end.shape).to(end.dtype)
 
 
-def _graph_module(case: Case, count: int) -> fx.GraphModule:
+def graph_module(case: Case, count: int) -> fx.GraphModule:
     graph = fx.Graph()
     inputs = tuple(graph.placeholder(f"arg{n}") for n in range(count))
     graph.output(graph.call_function(case.function, inputs))
@@ -113,7 +111,7 @@ def _compiled(case: Case, tensors: list[Tensor], made: list[tuple[Graph, Any]], 
         return call
 
     inputs = [copied(t) for t in tensors]
-    gm = _graph_module(case, len(inputs))
+    gm = graph_module(case, len(inputs))
     return compile_module(gm, inputs, compile_one, keep=TABLE.keys(), strict=True)
 
 
@@ -136,7 +134,7 @@ def _blamed(error: Exception, case: Case, tensors: list[Tensor], grad: bool) -> 
 
     try:
         inputs = [copied(t) for t in tensors]
-        function = aot_module_simplified(_graph_module(case, len(inputs)), inputs, fw_compiler=as_it_is)
+        function = aot_module_simplified(graph_module(case, len(inputs)), inputs, fw_compiler=as_it_is)
         run(function, tensors, grad)
     except Exception as other:
         return Outcome("refused", _say(other))
@@ -149,7 +147,7 @@ def _exact(case: Case, tensors: list[Tensor], grad: bool) -> list[Any] | None:
         return None
     try:
         wide = [t.detach().to(WIDER.get(t.dtype, t.dtype)).requires_grad_(t.requires_grad) for t in tensors]
-        return run(case.widened, wide, grad)
+        return run(case.widened, wide, grad)[0]
     except Exception:
         return None
 

@@ -1,8 +1,8 @@
 """The work spread over processes, any of which may crash or hang without harm to the others.
 
-A worker takes a task (an op, a dtype, forward or with gradients), announces each sample before it tries it, and sends what became of
-it.  When it dies, the sample that it had announced is a "crash"; when it is silent for too long it is ended, a "timeout"; a new
-worker goes on behind that sample.
+A worker takes a task (an op, a dtype, forward or with gradients), announces each sample before it tries it, and sends what
+became of it.  When it dies, the sample that it had announced is a "crash"; when it is silent for too long it is ended, a
+"timeout"; a new worker goes on behind that sample.
 """
 
 import logging
@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tests.sweep.known import why_known
+
 MOST_MEMORY = 3 << 20  # KiB: a worker that has grown this far gives way to a new one
 MOST_FAILURES = 12  # of one kind are kept in full for a task
 GOOD = ("lowered", "extern", "skipped")
+BAD = ("wrong", "error", "crash", "timeout")
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class Task:
 
 @dataclass
 class Record:
-    """What became of a task: how many samples had each status, each call of ATen with how often it was made, and failures as (sample
-    number, variant, status, detail)."""
+    """What became of a task: how many samples had each status, how often each call of ATen was made, and failures as (number of
+    the sample, variant, status, detail)."""
 
     key: str
     statuses: Counter[str] = field(default_factory=Counter)
@@ -50,6 +53,8 @@ class Record:
     seconds: float = 0.0
 
     def add(self, number: int, variant: str, status: str, detail: str, externs: Sequence[str], targets: Sequence[str]) -> None:
+        if status in BAD and why_known(self.key.split("/")[0], detail) is not None:
+            status = "known"
         self.statuses[status] += 1
         self.externs.update(externs)
         self.lowered = sorted({*self.lowered, *targets})
