@@ -39,7 +39,7 @@ def random(
         key = b.let(bitcast(b.load(seed, (ZERO,)), u64))
         x, y = words(b, ravel(c, out.shape), out.shape, number, key)
         if kind == "integers":
-            picked = op("floormod", x, const(int(high) - int(low), u32))
+            picked = below(b, int(high) - int(low), x, y)
             return cast(op("add", cast(picked, i64), const(int(low), i64)), dtype)
         if kind == "bernoulli":
             return cast(op("lt", fraction(x, y, f32), const(low, f32)), dtype)
@@ -92,6 +92,14 @@ def _xor(x: Expr, y: Expr) -> Expr:
     if isinstance(x, Const) and isinstance(y, Const):
         return const(int(x.value) ^ int(y.value), u32)
     return y if isinstance(x, Const) and x.value == 0 else x if isinstance(y, Const) and y.value == 0 else op("xor", x, y)
+
+
+def below(b: Builder, count: int, x: Expr, y: Expr) -> Expr:
+    """An integer (u32) from 0 to ``count`` - 1: the upper words of ``count`` times the number of 64 bits that ``x`` and ``y`` make."""
+    (high, low), (added, _) = _product(count, x), _product(count, y)
+    low = b.let(low)
+    carry = op("lt", op("add", low, added), low)
+    return op("add", high, cast(carry, u32))
 
 
 def fraction(x: Expr, y: Expr, dtype: DType) -> Expr:
