@@ -95,7 +95,7 @@ def _xor(x: Expr, y: Expr) -> Expr:
 
 
 def below(b: Builder, count: int, x: Expr, y: Expr) -> Expr:
-    """An integer (u32) from 0 to ``count`` - 1: the upper words of ``count`` times the number of 64 bits that ``x`` and ``y`` make."""
+    """An integer (u32) from 0 to ``count`` - 1: ``count`` times the number of 64 bits that ``x`` and ``y`` make, over 2**64."""
     (high, low), (added, _) = _product(count, x), _product(count, y)
     low = b.let(low)
     carry = op("lt", op("add", low, added), low)
