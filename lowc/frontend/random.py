@@ -201,7 +201,7 @@ def draw(
     words = philox(position // 4, number, seed)
     x = _picked(words, position % 4)
     if kind == "integers":
-        value = low + x % (int(high) - int(low))
+        value = low + below(int(high) - int(low), x, y)
     elif kind == "bernoulli":
         value = (x >> 8) * 2.0**-24 < low
     elif kind == "normal":
@@ -241,6 +241,15 @@ def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     low, high = a * (b & 0xFFFF), a * (b >> 16)  # below 2**48 each
     middle = high + (low >> 16)
     return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def below(count: int, x: Tensor, y: Tensor) -> Tensor:
+    """From 0 to ``count`` - 1 (``count`` < 2**32): the number of 64 bits that ``x`` and ``y`` make, times ``count`` / 2**64.
+
+    Of 32 bits a remainder would favour small numbers, for a count of 1.5 * 2**30 by half.
+    """
+    (high, low), (added, _) = _product(count, x), _product(count, y)
+    return high + ((low + added) >> 32)
 
 
 def fraction(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:

@@ -46,7 +46,7 @@ def random(
             return cast(drawn, dtype)
         x = _picked(b, four, position)
         if kind == "integers":
-            picked = op("floormod", x, const(int(high) - int(low), u32))
+            picked = below(b, int(high) - int(low), x, y)
             return cast(op("add", cast(picked, i64), const(int(low), i64)), dtype)
         if kind == "bernoulli":
             return cast(op("lt", fraction(x, x, f32), const(low, f32)), dtype)
@@ -106,6 +106,14 @@ def _xor(x: Expr, y: Expr) -> Expr:
     if isinstance(x, Const) and isinstance(y, Const):
         return const(int(x.value) ^ int(y.value), u32)
     return y if isinstance(x, Const) and x.value == 0 else x if isinstance(y, Const) and y.value == 0 else op("xor", x, y)
+
+
+def below(b: Builder, count: int, x: Expr, y: Expr) -> Expr:
+    """An integer (u32) from 0 to ``count`` - 1: ``count`` times the number of 64 bits that ``x`` and ``y`` make, over 2**64."""
+    (high, low), (added, _) = _product(count, x), _product(count, y)
+    low = b.let(low)
+    carry = op("lt", op("add", low, added), low)
+    return op("add", high, cast(carry, u32))
 
 
 def fraction(x: Expr, y: Expr, dtype: DType) -> Expr:

@@ -197,14 +197,15 @@ class Captured:
                 self._done.wait(caller)
             for _, copy in self._copies:
                 self._device.seam.keep(copy)
-        with torch.no_grad():
-            for number, copy in self._copies:
-                copy.copy_(args[number])
-            self._graph.replay()
-            outputs = self._results(args)
+        try:
+            with torch.no_grad():
+                for number, copy in self._copies:
+                    copy.copy_(args[number])
+                self._graph.replay()
+                return self._results(args)
+        finally:  # also when memory for the results runs out: the next replay must not overtake this one
             self._done.record(caller)
             self._last = caller
-        return outputs
 
 
 Fixed = list[tuple[int, int]]
