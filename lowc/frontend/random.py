@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lowc.ir.philox import FRACTION_BITS, MULTIPLIERS, ROUNDS, WEYL, WORD
+from lowc.ir.philox import FRACTION_BITS, MULTIPLIERS, ROUNDS, WEYL, WORD, needs_two
 
 NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
 
@@ -199,7 +199,9 @@ def draw(
     out = torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=seed.device)
     position = torch.arange(out.numel(), device=seed.device).reshape(tuple(size))
     words = philox(position // 4, number, seed)
-    x = _picked(words, position % 4)
+    x = y = _picked(words, position % 4)
+    if needs_two(kind, low, high, dtype == torch.float64):
+        y = _picked(philox(position // 4, ~number & WORD, seed), position % 4)
     if kind == "integers":
         value = low + below(int(high) - int(low), x, y)
     elif kind == "bernoulli":
@@ -207,7 +209,6 @@ def draw(
     elif kind == "normal":
         value = low + high * gaussian(words, position, dtype)
     else:
-        y = _picked(philox(position // 4, ~number & WORD, seed), position % 4) if dtype == torch.float64 else x
         wide = fraction(x, y, dtype).to(torch.float64 if dtype == torch.float64 else torch.float32)
         value = (low + (high - low) * wide).to(dtype)
         value = torch.where(value < high, value, low)

@@ -10,7 +10,7 @@ from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import ZERO, Index, constant
 from lowc.ir.nodes import Const, Expr
-from lowc.ir.philox import FRACTION_BITS, MULTIPLIERS, ROUNDS, WEYL, WORD
+from lowc.ir.philox import FRACTION_BITS, MULTIPLIERS, ROUNDS, WEYL, WORD, needs_two
 from lowc.ir.types import DType, f32, f64, i32, i64, u32, u64
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.scalars import bitcast, cast, const, like, op, select
@@ -44,15 +44,14 @@ def random(
             if (low, high) != (0.0, 1.0):
                 drawn = op("add", like(low, drawn), op("mul", like(high, drawn), drawn))
             return cast(drawn, dtype)
-        x = _picked(b, four, position)
+        x = y = _picked(b, four, position)
+        if needs_two(kind, low, high, dtype == f64):
+            y = _picked(b, words(b, position // 4, out.shape, ~number & WORD, key), position)
         if kind == "integers":
             picked = below(b, int(high) - int(low), x, y)
             return cast(op("add", cast(picked, i64), const(int(low), i64)), dtype)
         if kind == "bernoulli":
             return cast(op("lt", fraction(x, x, f32), const(low, f32)), dtype)
-        y = x
-        if dtype == f64:
-            y = _picked(b, words(b, position // 4, out.shape, ~number & WORD, key), position)
         drawn = cast(fraction(x, y, dtype), f64 if dtype == f64 else f32)
         if (low, high) == (0.0, 1.0):
             return cast(drawn, dtype)
