@@ -23,11 +23,13 @@ BLOCK = 0.03  # seconds: calls are timed in blocks of at least this
 
 
 def build(make: Callable[[], Made], side: str) -> Made:
-    """A workload made afresh, compiled by ``side``."""
+    """A workload made afresh, compiled by ``side``: "eager", a backend, or a backend and "-dynamic", for which all sizes are
+    symbolic."""
     fn, args = make()
     if side == "eager":
         return fn, args
-    return torch.compile(fn, backend=side, dynamic=False), args
+    backend = side.removesuffix("-dynamic")
+    return torch.compile(fn, backend=backend, dynamic=side != backend), args
 
 
 def tensors(out: Any) -> list[torch.Tensor]:

@@ -29,6 +29,7 @@ ROWS: tuple[Row, ...] = (
     Row("nvtx", False, (True, False), False, "LOWC_NVTX", "GPU: native calls are NVTX ranges by kernel name"),
     Row("strict_errors", False, (True, False), False, "", "raise where a kernel has no code, instead of running it in ATen"),
     Row("fallback_random", False, (True, False), True, "", "random numbers are those that eager draws"),
+    Row("numerics", "fast", ("fast", "strict"), True, "LOWC_NUMERICS", "strict: no approximate instructions"),
     Row("check", False, (True, False), False, "LOWC_CHECK", "verify after every pass"),
     Row("time", False, (True, False), False, "LOWC_TIME", "print the time of every phase"),
     Row("dump", "", (), False, "LOWC_DUMP", "directory for a numbered file of each pass and stage"),
@@ -52,6 +53,7 @@ class Options:
     nvtx: bool = False
     strict_errors: bool = False
     fallback_random: bool = False
+    numerics: str = "fast"
     check: bool = False
     time: bool = False
     dump: str = ""

@@ -306,6 +306,18 @@ def test_explain_calls_of_aten_and_graph_breaks(small: Path, capsys: pytest.Capt
     assert "Graph break: " in out and f"small.py:{line} in breaks: print" in out
 
 
+def test_explain_says_why_further_calls_were_compiled_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sizes.py").write_text(
+        "import torch\n\ndef f(x, y):\n    return x.exp() + y\n\n"
+        "def f_inputs():\n    return torch.ones(4, 5), torch.ones(5)\n\n"
+        "def f_calls():\n    return [(torch.ones(n, 5), torch.ones(5)) for n in (6, 7, 1000)]\n"
+    )
+    shown = prints(capsys, "explain", f"{tmp_path / 'sizes.py'}:f")
+    assert shown.count("Recompiled: ") == 1  # automatic dynamic: the second size makes it one artifact for all others
+    assert "size mismatch at index 0. expected 4, actual 6" in shown
+    assert "sizes.py:4 in f: return x.exp() + y" in shown
+
+
 def test_no_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "explain" in capsys.readouterr().out

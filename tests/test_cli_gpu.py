@@ -311,7 +311,7 @@ def test_every_stage_of_a_function_on_the_gpu(
 @pytest.mark.gpu
 @needs_gpu
 def test_explain_on_the_gpu_has_the_drivers_word(
-    mixed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, _: int
+    mixed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     out = prints(capsys, "explain", f"{mixed}:on_device")

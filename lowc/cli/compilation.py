@@ -51,11 +51,13 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All graphs of one function, and where Dynamo broke it: (reason, user line); ``unsupported``: graphs left to torch."""
+    """All graphs of one function, and where Dynamo broke it: (reason, user line); ``unsupported``: graphs left to torch;
+    ``recompiles``: why further calls were compiled anew (reason, user line)."""
 
     graphs: tuple[Compiled, ...]
     breaks: tuple[tuple[str, str], ...]
     unsupported: tuple[str, ...]
+    recompiles: tuple[tuple[str, str], ...] = ()
 
 
 def compile_all(
@@ -66,8 +68,9 @@ def compile_all(
     dynamic: bool | None = None,
     backward: bool = True,
     gpu: "Model | None" = None,
+    more: Sequence[tuple[Any, ...]] = (),
 ) -> Report:
-    """Compiles and calls ``fn`` on ``args`` once, and its backward pass where there is one.
+    """Compiles and calls ``fn`` on ``args`` once, and its backward pass where there is one; then calls it on each of ``more``.
 
     With ``gpu`` it is compiled for that one instead of where ``args`` are, and ATen runs it.  Raises LowcError if ``fn`` raises.
     """
@@ -95,7 +98,7 @@ def compile_all(
                 found.append((shown, Result(_read(Path(folder)), here, artifact, usage)))
 
     try:
-        seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward, keep=TABLE.keys())
+        seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward, keep=TABLE.keys(), more=more)
     except LowcError:
         raise
     except Exception as error:
@@ -105,7 +108,8 @@ def compile_all(
             f"the function raises {type(error).__name__}: {error}", hint="call it without torch.compile"
         ) from error
     graphs = tuple(Compiled(g, *schedule(g, options, target_for(options, r.gpu)), r) for g, r in found)
-    return Report(graphs, tuple((b.reason, b.where) for b in seen.breaks), seen.unsupported)
+    breaks, again = (tuple((each.reason, each.where) for each in stops) for stops in (seen.breaks, seen.recompiles))
+    return Report(graphs, breaks, seen.unsupported, again)
 
 
 def _compiled(

@@ -1,4 +1,5 @@
-"""``lowc explain FILE.py:FN``: the kernels of a function, what was fused into them, and every call of ATen with the reason."""
+"""``lowc explain FILE.py:FN``: the kernels of a function, what was fused into them, every call of ATen with the reason, and why
+further calls (``FN_calls()``) were compiled anew."""
 
 import argparse
 from collections import Counter
@@ -9,7 +10,7 @@ from typing import Any
 from lowc.cli import arguments, cost
 from lowc.cli.compilation import Compiled, Report, compile_all
 from lowc.cli.launches import LaunchLine, launches
-from lowc.cli.load import load
+from lowc.cli.load import load_calls
 from lowc.ir.nodes import Extern, Launch, Module
 
 
@@ -42,7 +43,7 @@ def add(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    fn, inputs = load(chosen.place)
+    fn, (inputs, *more) = load_calls(chosen.place)
     show(
         compile_all(
             fn,
@@ -51,6 +52,7 @@ def run(chosen: argparse.Namespace) -> int:
             dynamic=chosen.dynamic or None,
             backward=not chosen.inference,
             gpu=arguments.gpu(chosen),
+            more=more,
         )
     )
     return 0
@@ -106,6 +108,10 @@ def show(report: Report) -> None:
             console.print(f"  at {_escape(where)}", highlight=False, soft_wrap=True)
     if not report.breaks:
         console.print("No graph breaks.")
+    for reason, where in report.recompiles:
+        console.print(f"[bold]Recompiled[/]: {_escape(reason)}", highlight=False, soft_wrap=True)
+        if where:
+            console.print(f"  {_escape(where)}", highlight=False, soft_wrap=True)
     for reason in report.unsupported:
         console.print(f"[bold]Run by torch as it is[/]: {_escape(reason)}", highlight=False, soft_wrap=True)
 

@@ -1,7 +1,8 @@
 """``FILE.py:FN``: a function or module of the user's, and the inputs to call it with.
 
 ``FN`` is a function, an object that can be called (an ``nn.Module``), or a class or function without parameters that makes one.
-Inputs are what ``FN_inputs()``, or else ``inputs()``, returns: a tuple of arguments, or one argument.
+Inputs are what ``FN_inputs()``, or else ``inputs()``, returns: a tuple of arguments, or one argument.  ``FN_calls()``, if there
+is one, returns a list of such inputs for further calls.
 """
 
 import importlib.util
@@ -20,6 +21,12 @@ def load(place: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
     Raises LowcError if the file, the name or the inputs are not there, or making them raises.
     """
+    fn, calls = load_calls(place)
+    return fn, calls[0]
+
+
+def load_calls(place: str) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
+    """What ``place`` names, and the inputs of each call; raises LowcError as ``load`` does."""
     file, _, name = place.rpartition(":")
     if not file or not name.isidentifier():
         raise LowcError(
@@ -41,9 +48,9 @@ def load(place: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
             f"{file} does not say what to call {name} with", hint=f"add {name}_inputs(), returning a tuple"
         )
     try:
-        inputs = make()
-        inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-        return _made(found, inputs), inputs
+        more = getattr(module, f"{name}_calls", list)
+        calls = [given if isinstance(given, tuple) else (given,) for given in (make(), *more())]
+        return _made(found, calls[0]), calls
     except Exception as error:
         raise LowcError(f"{place} or its inputs cannot be made: {type(error).__name__}: {error}") from error
 

@@ -22,6 +22,7 @@ from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.importer import import_graph
 from lowc.frontend.random import replace_random_ops
+from lowc.frontend.recompiles import log_recompile
 from lowc.ir.graph import Graph
 
 log = logging.getLogger("lowc.frontend")
@@ -48,6 +49,8 @@ def compile_module(
     if any(isinstance(x, list | tuple | dict) for x in example_inputs):
         again = partial(compile_module, compile_graph=compile_graph, keep=keep, strict=strict, fallback_random=fallback_random)
         return flatten_graph_inputs(gm, example_inputs, again)
+
+    log_recompile(gm)
 
     def compiler(name: str) -> Callable[..., Compiled]:
         own = name == "inference" and not fallback_random
@@ -121,8 +124,18 @@ def _partition(
     joint.graph.eliminate_dead_code()
     if own_random:
         replace_random_ops(joint.graph)
+    _see_through_detach(joint.graph)
     merge_equal_nodes(joint.graph)
     return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+
+def _see_through_detach(graph: fx.Graph) -> None:
+    """Uses ``x`` for ``detach(x)``, which autograd puts around what it keeps and the partitioner would not compute again."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        users = [user for user in node.users if user.op != "output"]
+        for user in users:
+            user.replace_input_with(node, node.args[0])
+    graph.eliminate_dead_code()
 
 
 def _boxed(compiled: Compiled) -> Compiled:

@@ -1,4 +1,5 @@
-"""Runs a function once through Dynamo and AOTAutograd, and says what it was broken into.  For tools that show what happens."""
+"""Runs a function through Dynamo and AOTAutograd, and says what it was broken into and why anew.  For tools that show what
+happens."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves
 
 from lowc.frontend.aot import Compiled, compile_module
+from lowc.frontend.recompiles import Recompile, recompile
 from lowc.ir.graph import Graph
 
 
@@ -24,11 +26,13 @@ class GraphBreak:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """``graphs`` in the order in which they were compiled; ``unsupported``: reasons of graphs that torch runs as they are."""
+    """``graphs`` in the order in which they were compiled; ``unsupported``: reasons of graphs that torch runs as they are;
+    ``recompiles``: why later calls were compiled anew."""
 
     graphs: tuple[Graph, ...]
     breaks: tuple[GraphBreak, ...]
     unsupported: tuple[str, ...]
+    recompiles: tuple[Recompile, ...] = ()
 
 
 def capture(
@@ -39,8 +43,10 @@ def capture(
     dynamic: bool | None = None,
     backward: bool = True,
     keep: Collection[str] = (),
+    more: Sequence[Sequence[Any]] = (),
 ) -> Capture:
-    """Calls ``fn`` (a module as well) on ``args`` under ``torch.compile``, each graph compiled by ``compile_graph``.
+    """Calls ``fn`` (a module as well) on ``args`` under ``torch.compile``, each graph compiled by ``compile_graph``; then on each
+    of ``more``, without a backward pass.
 
     With ``backward``, and where an output needs gradients, the sum of all outputs is propagated back, so that backward graphs
     are captured too; else the call is made under ``no_grad``.  ``keep``: see ``compile_module``.
@@ -51,6 +57,7 @@ def capture(
     counters["lowc"].clear()
     graphs: list[Graph] = []
     breaks: list[GraphBreak] = []
+    recompiles: list[Recompile] = []
 
     def record(graph: Graph, constants: list[torch.Tensor]) -> Compiled:
         graphs.append(graph)
@@ -60,13 +67,19 @@ def capture(
         why: Any = getattr(gm, "compile_subgraph_reason", None)
         if why is not None and why.graph_break:
             breaks.append(GraphBreak(_first_line(why.reason), _frame(why.user_stack)))
+        if (again := recompile(gm)) is not None:
+            recompiles.append(again)
         return compile_module(gm, inputs, record, keep=keep)
 
     try:
         with torch.set_grad_enabled(backward):
-            out = torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
+            compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
+            out = compiled(*args)
         if backward:
             _backward(out)
+        for given in more:
+            with torch.set_grad_enabled(backward):
+                compiled(*given)
     except BackendCompilerFailed as error:
         raise error.inner_exception from None
     # Breaks in frames that Dynamo gave up on leave no graph behind, only a count.
@@ -74,7 +87,7 @@ def capture(
     breaks += [GraphBreak(r, "") for r in map(_first_line, counters["graph_break"]) if r not in known]
     prefix = "unsupported: "
     unsupported = tuple(str(key)[len(prefix) :] for key in counters["lowc"] if str(key).startswith(prefix))
-    return Capture(tuple(graphs), tuple(breaks), unsupported)
+    return Capture(tuple(graphs), tuple(breaks), unsupported, tuple(recompiles))
 
 
 def _backward(out: Any) -> None:

@@ -42,6 +42,16 @@ def _is_real(*tensors: Tensor | None) -> bool:
 # ---------------------------------------------------------------- softmax
 
 
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """In parts, so that the partitioner can keep two numbers a row for the backward pass instead of the result."""
+    if not _is_real(x) or x.dim() == 0 or _is_empty(x):
+        return NotImplemented
+    wide = widen(x)
+    shifted = wide - torch.amax(wide, dim, keepdim=True)
+    out = shifted - torch.log(torch.sum(torch.exp(shifted), dim, keepdim=True))
+    return (out if half_to_float else out.to(x.dtype)).contiguous(memory_format=_format_of(x))
+
+
 def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     if not _is_real(grad_output, output) or _is_empty(output):
         return NotImplemented

@@ -40,6 +40,19 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
     return decomposition_table[torch.ops.aten.roll.default](self, shifts, dims).contiguous()
 
 
+def take(self: Tensor, index: Tensor) -> Tensor:
+    """torch's own reads a 0-dim index as a number, which a graph does not know."""
+    return torch.ops.aten.index.Tensor(self.reshape(-1), [index])
+
+
+def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
+    """ATen's result is contiguous whatever the strides of ``self``."""
+    half = self.shape[dim] // 2
+    a, gate = norm.widen(self.narrow(dim, 0, half)), torch.sigmoid(norm.widen(self.narrow(dim, half, half)))
+    grad = norm.widen(grad_output) * gate
+    return torch.cat((grad, (1 - gate) * grad * a), dim).to(self.dtype).contiguous()
+
+
 def conj(self: Tensor | complex) -> Tensor:
     """Not lazily.  A gradient formula conjugates Python numbers too; what it multiplies then is complex already, so the 0-d
     tensor of the widest dtype takes part without changing any dtype."""
@@ -55,6 +68,7 @@ def neg_view(self: Tensor | complex) -> Tensor:
 
 
 OWN: dict[str, Callable[..., Any]] = {
+    "_log_softmax.default": norm.log_softmax,
     "_softmax_backward_data.default": norm.softmax_backward,
     "_log_softmax_backward_data.default": norm.log_softmax_backward,
     "native_layer_norm.default": norm.layer_norm,
@@ -76,13 +90,17 @@ OWN: dict[str, Callable[..., Any]] = {
     "native_dropout.default": loss.native_dropout,
     "channel_shuffle.default": channel_shuffle,
     "roll.default": roll,
+    "take.default": take,
+    "glu_backward.default": glu_backward,
     "_conj.default": conj,
     "_neg_view.default": neg_view,
 }
 
 # Taken apart even where lowering has a kernel: the fake tensor of the whole op has other strides than eager, which everything
-# after it would inherit; and lazily conjugated or negated tensors cannot be imported.
-ALWAYS = frozenset({"aten.roll.default", "aten.channel_shuffle.default", "aten._conj.default", "aten._neg_view.default"})
+# after it would inherit; lazily conjugated or negated tensors cannot be imported; and a backward pass needs less than the result.
+ALWAYS = frozenset(
+    f"aten.{name}.default" for name in ("roll", "channel_shuffle", "_conj", "_neg_view", "_log_softmax")
+)
 
 TORCHS = """
     _fused_rms_norm_backward.default _prelu_kernel.default _prelu_kernel_backward.default _safe_softmax.default
@@ -107,11 +125,17 @@ TORCHS = """
     silu_backward.default sinc.default slice_backward.default smooth_l1_loss.default soft_margin_loss.default
     soft_margin_loss_backward.default softplus.default softplus_backward.default softshrink.default
     special_entr.default special_xlog1py.default special_xlog1py.other_scalar special_xlog1py.self_scalar
-    split.Tensor squeeze.default squeeze.dim stack.default std_mean.correction t.default take.default tanh_backward.default
+    split.Tensor squeeze.default squeeze.dim stack.default std_mean.correction t.default tanh_backward.default
     threshold.default threshold_backward.default trace.default transpose.int tril.default triu.default
     unbind.int upsample_nearest1d.default upsample_nearest1d.vec upsample_nearest2d.default
     upsample_nearest2d.vec upsample_nearest3d.default upsample_nearest3d.vec upsample_bilinear2d.default
     upsample_bilinear2d.vec zero.default zeros.default zeros_like.default
+    _chunk_cat.default _unsafe_masked_index.default _unsafe_masked_index_put_accumulate.default
+    col2im.default dist.default im2col.default index_copy.default index_fill.int_Scalar
+    index_fill.int_Tensor isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor ldexp.Tensor
+    linspace.Scalar_Tensor linspace.Tensor_Scalar linspace.Tensor_Tensor logspace.default logspace.Scalar_Tensor
+    logspace.Tensor_Scalar logspace.Tensor_Tensor multi_margin_loss.default multilabel_margin_loss_forward.default
+    narrow_copy.default renorm.default tril_indices.default triu_indices.default unfold_backward.default
 """.split()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lowc.ir.philox import FRACTION_BITS, MULTIPLIERS, ROUNDS, WEYL, WORD
+from lowc.ir.philox import FRACTION_BITS, MULTIPLIERS, ROUNDS, WEYL, WORD, needs_two
 
 NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
 
@@ -195,21 +195,28 @@ def _like(
 def draw(
     seed: Tensor, number: int, kind: str, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, low: float, high: float
 ) -> Tensor:
-    """Numbers of ``size`` and ``stride``: the element with row-major number i has the first words of counter (i, ``number``)."""
+    """Numbers of ``size`` and ``stride``: the element with row-major number i has word i % 4 of counter (i // 4, ``number``)."""
     out = torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=seed.device)
     position = torch.arange(out.numel(), device=seed.device).reshape(tuple(size))
-    x, y, *_ = philox(position, number, seed)
+    words = philox(position // 4, number, seed)
+    x = y = _picked(words, position % 4)
+    if needs_two(kind, low, high, dtype == torch.float64):
+        y = _picked(philox(position // 4, ~number & WORD, seed), position % 4)
     if kind == "integers":
-        value = low + x % (int(high) - int(low))
+        value = low + below(int(high) - int(low), x, y)
     elif kind == "bernoulli":
         value = (x >> 8) * 2.0**-24 < low
     elif kind == "normal":
-        value = low + high * gaussian(x, y, dtype)
+        value = low + high * gaussian(words, position, dtype)
     else:
         wide = fraction(x, y, dtype).to(torch.float64 if dtype == torch.float64 else torch.float32)
         value = (low + (high - low) * wide).to(dtype)
         value = torch.where(value < high, value, low)
     return out.copy_(value)
+
+
+def _picked(words: Sequence[Tensor], place: Tensor) -> Tensor:
+    return torch.stack(list(words)).gather(0, place[None])[0]
 
 
 def philox(position: Tensor, number: int, seed: Tensor) -> tuple[Tensor, ...]:
@@ -237,6 +244,15 @@ def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
+def below(count: int, x: Tensor, y: Tensor) -> Tensor:
+    """From 0 to ``count`` - 1 (``count`` < 2**32): the number of 64 bits that ``x`` and ``y`` make, times ``count`` / 2**64.
+
+    Of 32 bits a remainder would favour small numbers, for a count of 1.5 * 2**30 by half.
+    """
+    (high, low), (added, _) = _product(count, x), _product(count, y)
+    return high + ((low + added) >> 32)
+
+
 def fraction(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     """From 0 to 1, without 1, in f64."""
     bits = FRACTION_BITS[NAMES[dtype]]
@@ -245,8 +261,14 @@ def fraction(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     return (x >> (32 - bits)).double() * 2.0**-bits
 
 
-def gaussian(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Standard normal: G. Box and M. Muller, "A Note on the Generation of Random Normal Deviates", 1958."""
+def gaussian(words: Sequence[Tensor], position: Tensor, dtype: torch.dtype) -> Tensor:
+    """Standard normal numbers, two of each two words.
+
+    G. Box and M. Muller, "A Note on the Generation of Random Normal Deviates", 1958.
+    """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
+    first = position % 4 < 2
+    x, y = torch.where(first, words[0], words[2]), torch.where(first, words[1], words[3])
     radius = (-2.0 * ((x + 1).to(wide) * 2.0**-32).log()).sqrt()
-    return radius * (y.to(wide) * 2.0**-32 * 2.0 * torch.pi).cos()
+    turned = y.to(wide) * 2.0**-32 * 2.0 * torch.pi
+    return radius * torch.where(position % 2 == 0, turned.cos(), turned.sin())

@@ -2,7 +2,7 @@
 
 The only place that meets sympy.  Truth values (SymBool) become an Index that is 0 or 1, so that assertions on sizes can be
 passed on as numbers.  Ranges of symbols are those of the ShapeEnv; a symbol that is by itself the size of a dimension is also
-at least 0, whatever the ShapeEnv knows.
+at least 0, whatever the ShapeEnv knows.  The sizes of the traced call come along as hints.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -57,7 +57,15 @@ def _symbol(name: str, symbol: sympy.Symbol, shape_env: Any, is_dim: bool) -> Sy
     bounds = shape_env.bound_sympy(symbol)
     low = max(_bound(bounds.lower, _LEAST), 0 if is_dim else _LEAST)
     high = _bound(bounds.upper, _MOST)
-    return Symbol(name, low, None if high >= _MOST else high)
+    return Symbol(name, low, None if high >= _MOST else high, _hint(symbol, shape_env))
+
+
+def _hint(symbol: sympy.Symbol, shape_env: Any) -> int | None:
+    """The size that ``symbol`` stood for while tracing, or what ``mark_unbacked`` was told; None if its value hangs on data."""
+    for known in (shape_env.var_to_hint_override, shape_env.backed_var_to_val):
+        if (value := known.get(symbol)) is not None:
+            return int(value)
+    return None
 
 
 def _bound(value: Any, otherwise: int) -> int:

@@ -88,8 +88,9 @@ def contiguous(shape: Iterable[Index]) -> tuple[Index, ...]:
 
 
 def range_text(symbol: Symbol) -> str:
-    """``2..16``, ``2..``."""
-    return f"{symbol.lo}..{'' if symbol.hi is None else symbol.hi}"
+    """``2..16``, ``2..``, ``2.. ~ 2048`` with a hint."""
+    about = "" if symbol.hint is None else f" ~ {symbol.hint}"
+    return f"{symbol.lo}..{'' if symbol.hi is None else symbol.hi}{about}"
 
 
 def scalar_text(arg: object) -> str:

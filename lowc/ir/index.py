@@ -9,7 +9,7 @@ Not a computer algebra system: no division of polynomials by polynomials beyond 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd
 
@@ -27,11 +27,16 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A size known when the kernel is called; ``hi`` None is unbounded."""
+    """A size known when the kernel is called; ``hi`` None is unbounded.
+
+    ``hint``: the value it had when the graph was traced.  It guides decisions and never proves anything, so that symbols are
+    equal whatever their hints.
+    """
 
     name: str
     lo: int = 0
     hi: int | None = None
+    hint: int | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return self.name
@@ -426,12 +431,48 @@ def _ranged(index: Index) -> list[Axis | Mod]:
 
 @lru_cache(1 << 14)
 def _symbolic_lower_bound(index: Index) -> int | None:
-    """The bound once only symbols and other atoms are left: each symbol is moved to start at 0, then signs decide.
+    """The bound once only symbols and other atoms are left: by each atom's own range or, where that does not do, by what a
+    quotient, a minimum or a maximum is of.
 
     Remembered: in nested blocks each extent is a minimum over extents further out, and each would be asked for four times.
     """
+    if (bound := _bound_by_atoms(index)) is not None or len(index.terms) > RELAXED_TERMS:
+        return bound
+    return _relaxed_lower_bound(index)
+
+
+RELAXED_TERMS = 12  # longer sums are not worth the search
+
+
+def _relaxed_lower_bound(index: Index) -> int | None:
+    """The bound with one quotient by a number replaced by the fraction, or one minimum or maximum by either of its parts, on the
+    side that is safe: ``n - (n + 1) // 2`` is at least ``(2*n - (n + 1)) / 2``."""
+    for monomial, coefficient in index.terms:
+        if len(monomial) != 1:
+            continue
+        atom, rest = monomial[0], index - Index(((monomial, coefficient),))
+        if isinstance(atom, FloorDiv) and (divisor := constant(atom.den)) is not None and divisor > 0:
+            lowest = atom.num if coefficient < 0 else atom.num - (divisor - 1)
+            bound = lower_bound(rest * divisor + lowest * coefficient)
+            if bound is not None:
+                return -(-bound // divisor)
+        elif isinstance(atom, Min) and coefficient < 0 or isinstance(atom, Max) and coefficient > 0:
+            found = [lower_bound(rest + part * coefficient) for part in (atom.a, atom.b)]
+            if known := [b for b in found if b is not None]:
+                return max(known)
+    return None
+
+
+def _bound_by_atoms(index: Index) -> int | None:
+    """The bound by the range of each atom: each symbol is moved to start at 0, then signs decide."""
     total = 0
     for monomial, coefficient in _shifted(index).terms:
+        if len(monomial) == 1:
+            end = _atom_range(monomial[0])[0 if coefficient > 0 else 1]
+            if end is None:
+                return None
+            total += coefficient * end
+            continue
         low, high = 1, 1
         for atom in monomial:
             bottom, top = _atom_range(atom)

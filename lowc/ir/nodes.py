@@ -99,8 +99,8 @@ class Kind:
 
     A vector loop whose extent is no multiple of ``width`` runs its last strip masked.  ``interleave``: strips that a vector
     loop keeps in flight at a time, each with accumulators of its own (hides the latency of reductions).
-    ``width`` is the lanes of a vector axis, the factor of an unrolled one, the threads of a thread axis; ``key`` names
-    the instruction of an instr axis (the nest is its meaning).
+    ``width`` is the lanes of a vector axis, the factor of an unrolled one, the threads of a thread axis, the iterations of a
+    parallel one below which it stays on one core; ``key`` names the instruction of an instr axis (the nest is its meaning).
     """
 
     name: str = "serial"

@@ -116,14 +116,14 @@ def _more(c: Cursor, before: Sequence[object], close: str) -> bool:
 
 
 def _symbol(c: Cursor, scope: Scope) -> Symbol:
-    """``s0: 2..16`` or ``s0: size 2..``."""
+    """``s0: 2..16``, ``s0: size 2..`` or ``s0: 2.. ~ 512``."""
     name = c.of("name", "a symbol").text
     c.expect(":")
     c.skip("size")
     low = _integer(c)
     c.expect("..")
     high = _integer(c) if c.token.kind == "int" or c.at("-") else None
-    symbol = Symbol(name, low, high)
+    symbol = Symbol(name, low, high, _integer(c) if c.skip("~") else None)
     scope.add(name, symbol)
     return symbol
 

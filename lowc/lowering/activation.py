@@ -3,6 +3,7 @@
 Formulas are those of ATen's CPU kernels (``ATen/native/cpu/Activation.cpp``).
 """
 
+from collections.abc import Sequence
 from math import pi, sqrt
 
 from lowc.errors import NotLowered
@@ -181,6 +182,36 @@ def hardsigmoid(b: Builder, out: TensorMeta, self: Value) -> Value:
 
 def hardswish(b: Builder, out: TensorMeta, self: Value) -> Value:
     return _float(b, out, lambda x: op("div", op("mul", x, _relu6_shifted(x)), like(6.0, x)), self)
+
+
+def hardswish_backward(b: Builder, out: TensorMeta, grad_output: Value, self: Value) -> Value:
+    def formula(g: Expr, x: Expr) -> Expr:
+        slope = op("mul", g, op("add", op("div", x, like(3.0, x)), like(0.5, x)))
+        inner = select(op("ge", x, like(3.0, x)), g, slope)
+        return select(op("le", x, like(-3.0, x)), like(0.0, x), inner)
+
+    return _float(b, out, formula, grad_output, self)
+
+
+def log_sigmoid(b: Builder, outs: Sequence[TensorMeta | None], self: Value) -> tuple[Value, ...]:
+    """min(0, x) - log1p(exp(-|x|)), and on a CPU exp(-|x|), which its gradient reads."""
+    if self.dtype.kind != "f":
+        raise NotLowered(f"an activation of {self.dtype}")
+
+    def result(x: Expr) -> Expr:
+        return op("sub", op("min", x, like(0.0, x)), op("log1p", op("exp", op("neg", op("abs", x)))))
+
+    def kept(x: Expr) -> Expr:
+        return op("exp", op("neg", op("abs", x)))
+
+    found = []
+    for out, formula in zip(outs, (result, kept), strict=True):
+        if out is not None:
+            whole = all(n == m for n, m in zip(out.shape, self.shape, strict=False)) and len(out.shape) == len(self.shape)
+            if not whole:  # on a GPU the second result is empty
+                raise NotLowered("log_sigmoid without a buffer")
+            found.append(elementwise(b, out, self.dtype, formula, self))
+    return tuple(found)
 
 
 def softplus(b: Builder, out: TensorMeta, self: Value, beta: Operand = 1, threshold: Operand = 20) -> Value:

@@ -57,7 +57,9 @@ class Nest:
 
 class Builder:
     """``temps`` and ``steps`` of the module so far.  ``stem`` and ``origin`` are of the node being lowered;
-    ``offsets`` holds the storage offsets of inputs, ``restrided`` the temps whose strides are not those that the graph says.
+    ``offsets`` holds the storage offsets of inputs, ``restrided`` the temps whose strides are not those that the graph says,
+    ``used`` the results that something needs, as (node, number), ``given`` the sizes that inputs tell, ``strayed`` the temps that
+    stand for windows of an input and do not lie as those do, with the op that made them.
 
     ``choose_parts``: what is put together from a few parts is a map that chooses among them, which threads of a GPU do without
     waiting for one another; else a nest for each part.
@@ -79,6 +81,9 @@ class Builder:
         self.origin: tuple[str, ...] = ()
         self.offsets: dict[str, Index] = {}
         self.restrided: set[str] = set()
+        self.used: set[tuple[str, int]] = set()
+        self.given: set[Symbol] = set()
+        self.strayed: dict[str, str] = {}
         self._taken = set(taken)
         self._kernels: dict[str, int] = {}
         self._nest: Nest | None = None
@@ -112,6 +117,9 @@ class Builder:
     def storage_offset(self, buffer: Buffer) -> Index:
         """Where an input starts in its storage, in elements (0 for temps)."""
         return self.offsets.get(buffer.name, ZERO)
+
+    def is_input(self, buffer: Buffer) -> bool:
+        return buffer.name in self.offsets
 
     def temp(self, dtype: DType, shape: Coords, strides: Coords | None = None, name: str = "") -> Value:
         """A new temp, contiguous unless ``strides`` are given."""

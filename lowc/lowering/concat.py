@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import ZERO, Index, ix, maximum, minimum, prove_nonneg
+from lowc.ir.index import ZERO, Index, ix, prove_nonneg
 from lowc.ir.nodes import Expr
 from lowc.lowering.builder import Builder, Operand
+from lowc.lowering.pad import before
 from lowc.lowering.scalars import both, cast, op, select
 from lowc.lowering.values import Coords, Value, channels_last, loop_order
 from lowc.lowering.views import Size, normalised, unsqueezed, wrap
@@ -73,59 +74,17 @@ def constant_pad(
     b: Builder, out: TensorMeta, self: Value, pad: Sequence[Size], value: Operand = 0.0
 ) -> Value:
     """``pad`` holds (before, after) from the last dimension to the first; negative amounts crop."""
-    before = _before(self, pad)
+    starts = before(self.shape, pad)
 
     def element(c: Coords) -> Expr:
         mask: Expr | None = None
-        inner = tuple(x - start for x, start in zip(c, before, strict=True))
+        inner = tuple(x - start for x, start in zip(c, starts, strict=True))
         for x, extent in zip(inner, self.shape, strict=True):
             mask = both(mask, b.inside(x, ZERO, extent))
         if mask is None:
             return b.load(self, inner)
         mask = b.let(mask)
         return select(mask, b.load(self, inner, mask), b.number(value, self.dtype))
-
-    return b.map(out, element)
-
-
-def _before(self: Value, pad: Sequence[Size]) -> list[Index]:
-    before = [ZERO] * len(self.shape)
-    for n in range(len(pad) // 2):
-        before[len(before) - 1 - n] = ix(pad[2 * n])
-    return before
-
-
-def reflection_pad(b: Builder, out: TensorMeta, self: Value, padding: Sequence[Size]) -> Value:
-    """Coordinates fold back at both ends, the edge elements not repeated."""
-    before = _before(self, padding)
-
-    def inner(x: Index, extent: Index) -> Index:
-        last = extent - 1
-        away = maximum(x, -x)
-        return last - maximum(last - away, away - last)
-
-    def element(c: Coords) -> Expr:
-        return b.load(
-            self,
-            tuple(
-                inner(x - s, n) if s != 0 or n != m else x
-                for x, s, n, m in zip(c, before, self.shape, out.shape, strict=True)
-            ),
-        )
-
-    return b.map(out, element)
-
-
-def replication_pad(b: Builder, out: TensorMeta, self: Value, padding: Sequence[Size]) -> Value:
-    before = _before(self, padding)
-
-    def element(c: Coords) -> Expr:
-        return b.load(
-            self,
-            tuple(
-                maximum(minimum(x - s, n - 1), ZERO) for x, s, n in zip(c, before, self.shape, strict=True)
-            ),
-        )
 
     return b.map(out, element)
 
@@ -221,6 +180,23 @@ def slice_scatter(
             return cast(b.load(src, inner), self.dtype)
         mask = b.let(mask)
         return select(mask, cast(b.load(src, inner, mask), self.dtype), b.load(self, c))
+
+    return b.map(out, element)
+
+
+def diagonal_scatter(
+    b: Builder, out: TensorMeta, self: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    rank = len(self.shape)
+    first, second = wrap(dim1, rank), wrap(dim2, rank)
+    rest = [d for d in range(rank) if d not in (first, second)]
+    length = src.shape[-1]
+
+    def element(c: Coords) -> Expr:
+        along = c[first] if offset >= 0 else c[first] + offset
+        hit = op("eq", b.index(c[second] - c[first]), b.index(ix(offset)))
+        mask = b.let(both(b.inside(along, ZERO, length), hit) or hit)
+        return select(mask, b.load(src, (*(c[d] for d in rest), along), mask), b.load(self, c))
 
     return b.map(out, element)
 

@@ -14,38 +14,42 @@ from lowc.ir.types import i64
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import both, cast, like, op, select
 from lowc.lowering.values import Coords, Value, is_one
-from lowc.lowering.views import wrap
+from lowc.lowering.views import unsqueezed, wrap
 
 
 def integers(index: Value) -> None:
-    if index.dtype.kind != "i":
+    """Raises NotLowered for an index that is a mask."""
+    if index.dtype.kind not in "iu":
         raise NotLowered(f"an index of dtype {index.dtype}")
+
+
+def rows(value: Value) -> Value:
+    """``value``, a 0-dim one as a single row."""
+    return value if value.shape else unsqueezed(value, 0)
 
 
 def gather(
     b: Builder, out: TensorMeta, self: Value, dim: int, index: Value, *, sparse_grad: bool = False
 ) -> Value:
     integers(index)
-    if not self.shape or not index.shape:
-        raise NotLowered("gather of a 0-dim tensor")
-    dim = wrap(dim, len(self.shape))
+    dim = wrap(dim, max(len(self.shape), 1))
+    size, rank = rows(self).shape[dim], len(self.shape)
 
     def element(c: Coords) -> Expr:
-        where, mask = b.checked(b.load(index, c), self.shape[dim])
-        return b.load(self, (*c[:dim], where, *c[dim + 1 :]), mask)
+        where, mask = b.checked(b.load(index, c), size)
+        return b.load(self, (*c[:dim], where, *c[dim + 1 :])[:rank], mask)
 
     return b.map(out, element)
 
 
 def index_select(b: Builder, out: TensorMeta, self: Value, dim: int, index: Value) -> Value:
     integers(index)
-    if not self.shape:
-        raise NotLowered("index_select of a 0-dim tensor")
-    dim = wrap(dim, len(self.shape))
+    dim = wrap(dim, max(len(self.shape), 1))
+    size, rank = rows(self).shape[dim], len(self.shape)
 
     def element(c: Coords) -> Expr:
-        where, mask = b.checked(b.load(index, (c[dim],) if index.shape else ()), self.shape[dim])
-        return b.load(self, (*c[:dim], where, *c[dim + 1 :]), mask)
+        where, mask = b.checked(b.load(index, (c[dim],) if index.shape and rank else (ZERO,) * len(index.shape)), size)
+        return b.load(self, (*c[:dim], where, *c[dim + 1 :])[:rank], mask)
 
     return b.map(out, element)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import Any
 
-from lowc.errors import LowcError, NotLowered
+from lowc.errors import LowcError, NotLowered, Unsupported
 from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of
-from lowc.ir.index import Index, Symbol
+from lowc.ir.index import Index, Symbol, atoms, constant
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
 from lowc.lowering.builder import Builder
 from lowc.lowering.table import COPYING, SIZES, TABLE
@@ -24,11 +24,17 @@ def lower(graph: Graph, options: Options | None = None, forbid: frozenset[str] =
 
     The nodes named in ``forbid`` become extern calls whatever they are.
 
-    Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window).
+    Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
+    one that returns a window of an input at a place that only a call tells.
     """
     taken = [i.name for i in graph.inputs] + [s.name for s in graph.symbols]
     gpu = not device_of(graph).startswith("cpu")
     builder = Builder(taken, choose_parts=gpu, deterministic=graph.deterministic, atomic=gpu)
+    builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
+    builder.used |= {(r.name, r.number) for r in _refs(graph.outputs)}
+    metas = [i.meta for i in graph.inputs]
+    sizes = [n for m in metas for n in ((*m.shape, *m.strides) if isinstance(m, TensorMeta) else (m,) if m is not None else ())]
+    builder.given = {a for size in sizes for a in atoms(size) if isinstance(a, Symbol)}
     env: Env = {}
     devices = devices_of(graph)
     inputs: list[Buffer | Symbol | None] = []
@@ -36,7 +42,14 @@ def lower(graph: Graph, options: Options | None = None, forbid: frozenset[str] =
         inputs.append(_input(given.name, given.meta, builder, env))
     for node in graph.nodes:
         env[node.name] = _node(builder, node, env, devices, node.name in forbid)
-    outputs = tuple(_outside(builder, _resolve(o, env)) for o in graph.outputs)
+    results = [_resolve(o, env) for o in graph.outputs]
+    for value in _tensors(tuple(results)):
+        if value.buffer.name in builder.strayed:
+            raise Unsupported(
+                f"{builder.strayed[value.buffer.name]} returns a part of an input at a place that only the call tells",
+                hint="return a .clone() of it",
+            )
+    outputs = tuple(_outside(builder, r) for r in results)
     return Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
 
 
@@ -168,9 +181,25 @@ def _extern(
         values: tuple[Any, ...] = (tuple(written) * len(node.outputs))[: len(node.outputs)]
     else:
         results, values = _results(builder, node, target != node.target)
+        if target != node.target:
+            _note_windows(builder, node, args, values)
     writes = tuple({id(v.buffer): v.buffer for v in written}.values())
     builder.steps.append(Extern(target, outside, named, tuple(results), writes, because, builder.origin))
     return values
+
+
+def _note_windows(builder: Builder, node: Node, args: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+    """Remembers copies that stand for windows of inputs and do not lie as those do.
+
+    Torch makes a result that is a view of an input again from the input, by the strides and the offset of what is returned, so
+    that such a copy must not be returned.
+    """
+    sources = {v.buffer.name for v in _tensors(args)}
+    if sources.isdisjoint(builder.offsets) and sources.isdisjoint(builder.strayed):
+        return
+    for value, meta in zip(values, node.outputs, strict=True):
+        if isinstance(meta, TensorMeta) and (constant(meta.offset) != 0 or meta.strides != value.buffer.strides):
+            builder.strayed[value.buffer.name] = node.target
 
 
 def _results(
@@ -180,7 +209,11 @@ def _results(
     results: list[Buffer | Symbol | None] = []
     values: list[Any] = []
     for number, meta in enumerate(node.outputs):
-        if isinstance(meta, TensorMeta):
+        if isinstance(meta, TensorMeta) and _needless(builder, node, number, meta):
+            # what ATen returns for results that were not asked for may have another shape than torch says
+            results.append(None)
+            values.append(None)
+        elif isinstance(meta, TensorMeta):
             name = node.name if len(node.outputs) == 1 else f"{node.name}_{number}"
             strides = contiguous_strides(meta.shape) if copies else meta.strides
             buffer = Buffer(builder.fresh(name), meta.dtype, meta.shape, strides)
@@ -191,6 +224,13 @@ def _results(
             results.append(_as_symbol(meta))
             values.append(meta)
     return results, tuple(values)
+
+
+def _needless(builder: Builder, node: Node, number: int, meta: TensorMeta) -> bool:
+    """Whether nothing uses a result, one of several, nor can a size be found from it that nothing else tells."""
+    if len(node.outputs) == 1 or (node.name, number) in builder.used:
+        return False
+    return not any(isinstance(a, Symbol) and a not in builder.given for size in meta.shape for a in atoms(size))
 
 
 def _written(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:

@@ -5,6 +5,7 @@ An op on f16 or bf16 computes in f32 and rounds once, at its end.
 """
 
 from collections.abc import Callable
+from math import pi
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
@@ -73,6 +74,25 @@ def sign(x: Expr) -> Expr:
         return x
     zero = like(0, x)
     return op("sub", cast(op("lt", zero, x), x.dtype), cast(op("lt", x, zero), x.dtype))
+
+
+def angle(x: Expr) -> Expr:
+    """Of a real number: pi if it is negative, else 0; NaN of NaN."""
+    return select(is_nan(x), x, select(op("lt", x, like(0.0, x)), like(pi, x), like(0.0, x)))
+
+
+def round_decimals(b: Builder, out: TensorMeta, self: Value, *, decimals: int) -> Value:
+    """To a multiple of a power of ten, by way of a product or a quotient that is rounded, as in ATen."""
+    if self.dtype.kind != "f":
+        raise NotLowered(f"round to decimals of {self.dtype}")
+
+    def formula(x: Expr) -> Expr:
+        power = like(10.0 ** abs(decimals), x)
+        if decimals >= 0:
+            return op("div", op("round", op("mul", x, power)), power)
+        return op("mul", op("round", op("div", x, power)), power)
+
+    return elementwise(b, out, self.dtype, formula, self)
 
 
 def predicate(on_float: Formula, on_integer: bool) -> Lowering:

@@ -10,7 +10,7 @@ from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import ZERO, Index, constant
 from lowc.ir.nodes import Const, Expr
-from lowc.ir.philox import FRACTION_BITS, MULTIPLIERS, ROUNDS, WEYL, WORD
+from lowc.ir.philox import FRACTION_BITS, MULTIPLIERS, ROUNDS, WEYL, WORD, needs_two
 from lowc.ir.types import DType, f32, f64, i32, i64, u32, u64
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.scalars import bitcast, cast, const, like, op, select
@@ -37,19 +37,22 @@ def random(
 
     def element(c: Coords) -> Expr:
         key = b.let(bitcast(b.load(seed, (ZERO,)), u64))
-        x, y = words(b, ravel(c, out.shape), out.shape, number, key)
-        if kind == "integers":
-            picked = op("floormod", x, const(int(high) - int(low), u32))
-            return cast(op("add", cast(picked, i64), const(int(low), i64)), dtype)
-        if kind == "bernoulli":
-            return cast(op("lt", fraction(x, y, f32), const(low, f32)), dtype)
-        wide = f64 if dtype == f64 else f32
+        position = ravel(c, out.shape)
+        four = words(b, position // 4, out.shape, number, key)
         if kind == "normal":
-            drawn = gaussian(x, y, wide)
+            drawn = gaussian(b, four, position, f64 if dtype == f64 else f32)
             if (low, high) != (0.0, 1.0):
                 drawn = op("add", like(low, drawn), op("mul", like(high, drawn), drawn))
             return cast(drawn, dtype)
-        drawn = cast(fraction(x, y, dtype), wide)
+        x = y = _picked(b, four, position)
+        if needs_two(kind, low, high, dtype == f64):
+            y = _picked(b, words(b, position // 4, out.shape, ~number & WORD, key), position)
+        if kind == "integers":
+            picked = below(b, int(high) - int(low), x, y)
+            return cast(op("add", cast(picked, i64), const(int(low), i64)), dtype)
+        if kind == "bernoulli":
+            return cast(op("lt", fraction(x, x, f32), const(low, f32)), dtype)
+        drawn = cast(fraction(x, y, dtype), f64 if dtype == f64 else f32)
         if (low, high) == (0.0, 1.0):
             return cast(drawn, dtype)
         rounded = b.let(cast(op("add", like(low, drawn), op("mul", like(high - low, drawn), drawn)), dtype))
@@ -58,8 +61,19 @@ def random(
     return b.map(out, element)
 
 
-def words(b: Builder, position: Index, shape: Coords, number: int, key: Expr) -> tuple[Expr, Expr]:
-    """The first two words of the generator for the counter (``position``, ``number``) and the key (u64)."""
+def _picked(b: Builder, words: Sequence[Expr], position: Index) -> Expr:
+    """The word of this position among the four."""
+    place = b.let(b.index(position % 4))
+    first, second = (select(_is(place, n), words[n], words[n + 1]) for n in (0, 2))
+    return b.let(select(op("lt", place, const(2, i64)), first, second))
+
+
+def _is(place: Expr, number: int) -> Expr:
+    return op("eq", place, const(number, i64))
+
+
+def words(b: Builder, position: Index, shape: Coords, number: int, key: Expr) -> list[Expr]:
+    """The four words of the generator for the counter (``position``, ``number``) and the key (u64)."""
     at = b.let(b.index(position))
     count = constant(_count(shape))
     few = count is not None and count <= 1 << 32
@@ -69,9 +83,8 @@ def words(b: Builder, position: Index, shape: Coords, number: int, key: Expr) ->
     for turn in range(ROUNDS):
         k0, k1 = (op("add", k, const(turn * w & WORD, u32)) if turn else k for k, w in zip(keys, WEYL, strict=True))
         (high0, low0), (high1, low1) = (_product(m, c[n]) for m, n in zip(MULTIPLIERS, (0, 2), strict=True))
-        following = [_xor(_xor(high1, c[1]), k0), low1, _xor(_xor(high0, c[3]), k1), low0]
-        c = [b.let(word) for word in (following if turn < ROUNDS - 1 else following[:2])]
-    return c[0], c[1]
+        c = [b.let(word) for word in (_xor(_xor(high1, c[1]), k0), low1, _xor(_xor(high0, c[3]), k1), low0)]
+    return c
 
 
 def _count(shape: Coords) -> Index:
@@ -94,6 +107,14 @@ def _xor(x: Expr, y: Expr) -> Expr:
     return y if isinstance(x, Const) and x.value == 0 else x if isinstance(y, Const) and y.value == 0 else op("xor", x, y)
 
 
+def below(b: Builder, count: int, x: Expr, y: Expr) -> Expr:
+    """An integer (u32) from 0 to ``count`` - 1: ``count`` times the number of 64 bits that ``x`` and ``y`` make, over 2**64."""
+    (high, low), (added, _) = _product(count, x), _product(count, y)
+    low = b.let(low)
+    carry = op("lt", op("add", low, added), low)
+    return op("add", high, cast(carry, u32))
+
+
 def fraction(x: Expr, y: Expr, dtype: DType) -> Expr:
     """A number from 0 to 1, without 1, in f64 for f64, else in f32."""
     bits = FRACTION_BITS[dtype.name]
@@ -104,9 +125,16 @@ def fraction(x: Expr, y: Expr, dtype: DType) -> Expr:
     return op("mul", cast(whole, f64), const(2.0**-bits, f64))
 
 
-def gaussian(x: Expr, y: Expr, dtype: DType) -> Expr:
-    """A standard normal number: G. Box and M. Muller, "A Note on the Generation of Random Normal Deviates", 1958."""
+def gaussian(b: Builder, words: Sequence[Expr], position: Index, dtype: DType) -> Expr:
+    """A standard normal number, two of each two words.
+
+    G. Box and M. Muller, "A Note on the Generation of Random Normal Deviates", 1958.
+    """
+    place = b.let(b.index(position % 4))
+    first = b.let(op("lt", place, const(2, i64)))
+    x, y = (select(first, words[n], words[n + 2]) for n in (0, 1))
     above_zero = op("mul", cast(op("add", cast(x, i64), const(1, i64)), dtype), const(2.0**-32, dtype))
-    radius = op("sqrt", op("mul", const(-2.0, dtype), op("log", above_zero)))
-    turned = op("mul", op("mul", cast(cast(y, i64), dtype), const(2.0**-32, dtype)), const(2 * pi, dtype))
-    return op("mul", radius, op("cos", turned))
+    radius = b.let(op("sqrt", op("mul", const(-2.0, dtype), op("log", above_zero))))
+    turned = b.let(op("mul", op("mul", cast(cast(y, i64), dtype), const(2.0**-32, dtype)), const(2 * pi, dtype)))
+    odd = op("ne", b.index(position % 2), const(0, i64))
+    return op("mul", radius, select(odd, op("sin", turned), op("cos", turned)))

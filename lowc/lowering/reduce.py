@@ -226,7 +226,7 @@ def norm(
     *,
     dtype: DType | None = None,
 ) -> Value:
-    """linalg_vector_norm of orders 0, 1, 2, inf and -inf."""
+    """linalg_vector_norm."""
     dims = reduced_dims(self, dim)
     acc = compute_dtype(out.dtype)
     if self.dtype.kind != "f" or isinstance(ord, Index | Value):
@@ -249,7 +249,16 @@ def norm(
     if abs(order) == float("inf"):
         needs_elements(self, dims)
         return one(b, out, self, dims, lambda r: r.fold("max" if order > 0 else "min", acc, magnitude)[0])
-    raise NotLowered(f"a norm of order {order}")
+
+    def powers(_: Coords, x: Expr) -> Sequence[Expr]:
+        size = op("abs", cast(cast(x, out.dtype), acc))
+        return [op("pow", size, like(order, size))]
+
+    def row(r: Row) -> Expr:
+        summed = r.fold("add", acc, powers)[0]
+        return op("pow", summed, like(1.0 / order, summed))
+
+    return one(b, out, self, dims, row)
 
 
 # ---------------------------------------------------------------- scans

@@ -1,15 +1,19 @@
 """Variances and standard deviations.
 
-Two passes over a row, the mean and then the squared distances from it, as ATen's own results are exact to that degree.  If parts
-of a row lie apart in memory, as in batch norm over (batch, height, width), a part is read again while it is in the cache,
-and the parts' moments are combined.  With m the mean of all, and of a part of n elements m' the mean as it was rounded:
+Two passes over a row, the mean and then the squared distances from it.  With m' the mean as it was rounded, m the mean itself:
 
-    sum (x - m)**2  =  sum (x - m')**2  +  2 (m' - m) sum (x - m')  +  n (m' - m)**2
+    sum (x - m)**2  =  sum (x - m')**2  -  (sum (x - m'))**2 / n
 
-The middle sum would be 0 for an exact m' (T. Chan, G. Golub, R. LeVeque, "Updating Formulae and a Pairwise Algorithm for
-Computing Sample Variances", 1979, leave it out); with it roundings of the means count squared, as in two passes over all.
+The second term would be 0 for an exact m'; with it the result is exact also where rows are far from 0, next to their deviation
+(T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the Sample Variance", 1983, the corrected two-pass algorithm).  If parts
+of a row lie apart in memory, as in batch norm over (batch, height, width), a part is read again while it is in the cache, and the
+parts' moments are moved from their own mean m' to one for all, m'', before they are added up:
+
+    sum (x - m'')**2  =  sum (x - m')**2  +  2 (m' - m'') sum (x - m')  +  n (m' - m'')**2
+    sum (x - m'')     =  sum (x - m')  +  n (m' - m'')
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 from lowc.errors import NotLowered
@@ -19,8 +23,8 @@ from lowc.ir.nodes import Const, Expr
 from lowc.ir.types import DType, compute_dtype
 from lowc.lowering.builder import Builder, Operand, Row
 from lowc.lowering.reduce import Dims, only_floats, reduced_dims, total
-from lowc.lowering.scalars import cast, like, op
-from lowc.lowering.values import Coords, Value, contiguous_strides, loop_order
+from lowc.lowering.scalars import cast, like, op, select
+from lowc.lowering.values import Value, contiguous_strides, loop_order
 
 # Below, a part is less than two loads of a warp, and its sums cost as much as reading it again.
 LEAST_PART = 64
@@ -81,11 +85,12 @@ def _moments(
     parts = _parts(self, dims)
     if not parts:
 
-        def whole(r: Row) -> Sequence[Expr]:
-            mean = _mean(r)
-            return results(op("div", _spread(r, mean), _freedom(b, r.count, correction, acc)), mean)
+        def row(r: Row) -> Sequence[Expr]:
+            mean, spread, rest = _mean_spread_and_rest(r)
+            spread = _about_the_mean(spread, rest, cast(b.index(r.count), acc))
+            return results(op("div", spread, _freedom(b, r.count, correction, acc)), mean)
 
-        return b.reduce(outs, self, dims, whole)
+        return b.reduce(outs, self, dims, row)
     # Outer dimensions last, so that one kept element's parts lie side by side.
     apart = [d for d in dims if d not in parts]
     kept = [d for d in range(len(self.shape)) if d not in dims]
@@ -101,15 +106,14 @@ def _moments(
     def combined(r: Row) -> Sequence[Expr]:
         n = cast(b.index(size), acc)
         mean = b.let(op("div", total(r, acc), cast(b.index(r.count), acc)))
-
-        def spread_of(at: Coords, part: Expr) -> Sequence[Expr]:
-            distance = b.let(op("sub", part, mean))
-            rest = b.load(rests, at)
-            added = op("mul", distance, op("add", op("add", rest, rest), op("mul", n, distance)))
-            return [op("add", b.load(spreads, at), added)]
-
-        spread = r.fold("add", acc, spread_of)[0]
-        return results(op("div", spread, _freedom(b, r.count * size, correction, acc)), mean)
+        spread, rest = b.acc("add", acc), b.acc("add", acc)
+        with r.loops() as at:
+            distance, own = b.let(op("sub", b.load(r.source, at), mean)), b.load(rests, at)
+            moved = op("mul", n, distance)
+            b.update(spread, "add", op("add", b.load(spreads, at), op("mul", distance, op("add", op("add", own, own), moved))))
+            b.update(rest, "add", op("add", own, moved))
+        whole = _about_the_mean(spread[0], rest[0], cast(b.index(r.count * size), acc))
+        return results(op("div", whole, _freedom(b, r.count * size, correction, acc)), mean)
 
     return b.reduce(outs, means, dims, combined)
 
@@ -138,14 +142,12 @@ def _mean(r: Row) -> Expr:
     return b.let(op("div", total(r, r.source.dtype), cast(b.index(r.count), compute_dtype(r.source.dtype))))
 
 
-def _spread(r: Row, mean: Expr) -> Expr:
-    """The sum of squared distances from ``mean``."""
-
-    def square(_: Coords, x: Expr) -> Sequence[Expr]:
-        distance = r.builder.let(op("sub", cast(x, mean.dtype), mean))
-        return [op("mul", distance, distance)]
-
-    return r.fold("add", mean.dtype, square)[0]
+def _about_the_mean(spread: Expr, rest: Expr, count: Expr) -> Expr:
+    """The sum of squared distances from the mean itself; ``spread`` and ``rest``: of those from it as it was rounded, and of the
+    plain ones."""
+    exact = op("sub", spread, op("mul", rest, op("div", rest, count)))
+    exact = op("max", exact, like(0.0, exact))  # of equal elements it might round below
+    return select(op("lt", spread, like(math.inf, spread)), exact, spread)
 
 
 def _mean_spread_and_rest(r: Row) -> tuple[Expr, Expr, Expr]:

@@ -304,7 +304,9 @@ def complex_parts(b: Builder, out: TensorMeta, self: Value) -> Value:
 def as_strided(
     b: Builder, out: TensorMeta, self: Value, size: object, stride: object, storage_offset: Size | None = None
 ) -> Value:
-    """A window of the storage: of a temp, or of an input that starts at its storage's first element."""
+    """A window of the storage.  An offset counts from its start, which nobody checks for an input: ATen looks there."""
+    if storage_offset is not None and b.is_input(self.buffer):
+        raise NotLowered("a window at a fixed place of an input's storage")
     if self.strides is None or self.dtype != self.buffer.dtype:
         raise NotLowered("as_strided of what is no strided window")
     offset = self.offset if storage_offset is None else ix(storage_offset) - b.storage_offset(self.buffer)

@@ -266,7 +266,10 @@ class Renderer:
             self._take_result(result)
 
     def _take_result(self, result: Buffer) -> None:
-        """The tensor that ATen returned becomes ``result``, whose strides lowc has planned with."""
+        """The tensor that ATen returned becomes ``result``, whose dtype and strides lowc has planned with.
+
+        They are those of torch's fake tensors, which are not always right.
+        """
         name, strides = self.name(result.name), tuple_text(result.strides)
         for symbol in self.module.symbols:
             self._solve(symbol, [result])
@@ -276,6 +279,9 @@ class Renderer:
             self.emit(f"del {name}")
             return
         self.alive.add(result.name)
+        kind = dtype_text(result.dtype)
+        self.emit(f"if {name}.dtype is not {kind}:")
+        self.emit(f"    {name} = {name}.to({kind})")
         self.emit(f"if {name}.stride() != {strides}:")
         self.emit(f"    {name} = restride({name}, {strides})")
 

@@ -393,19 +393,19 @@ def _tile(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
     columns = loop.body[0] if len(loop.body) == 1 else None
     if not isinstance(columns, For) or loop.axis.name != step.rows or columns.axis.name != step.columns:
         raise ScheduleError(f"loops over {step.rows} and {step.columns} are not directly nested")
-    height, width = constant(loop.axis.extent), constant(columns.axis.extent)
-    if height is None or width is None:
-        raise ScheduleError("a tile needs known extents")
+    height, width = loop.axis.extent, columns.axis.extent
     size = step.size
     full_rows, full_columns = height // size, width // size
-    if not full_rows or not full_columns:
+    if not full_rows.terms or not full_columns.terms:
         raise ScheduleError(f"no tile of {size} fits into {height} x {width}")
+    if loop.axis in index_atoms(width):
+        raise ScheduleError(f"the extent of {columns.axis.name} depends on {loop.axis.name}")
     out: list[Stmt] = []
-    high = min(step.strip, full_rows)
-    row_block = Axis(fresh(f"{step.rows}_o", taken), ix(-(-full_rows // high)))
-    left = ix(full_rows) - ix(row_block) * high
-    row_tile = Axis(fresh(f"{step.rows}_t", taken), ix(high) if full_rows % high == 0 else minimum(high, left))
-    column_tile = Axis(fresh(f"{step.columns}_o", taken), ix(full_columns))
+    high = min(step.strip, constant(full_rows) or step.strip)
+    row_block = Axis(fresh(f"{step.rows}_o", taken), (full_rows + (high - 1)) // high)
+    even = constant(full_rows) is not None and not (full_rows % high).terms
+    row_tile = Axis(fresh(f"{step.rows}_t", taken), ix(high) if even else minimum(high, full_rows - ix(row_block) * high))
+    column_tile = Axis(fresh(f"{step.columns}_o", taken), full_columns)
     row, column = Axis(fresh(step.rows, taken), ix(size)), Axis(fresh(step.columns, taken), ix(size))
     row_position = (ix(row_block) * high + (row_tile if high > 1 else 0)) * size + row
     place = Substitution({loop.axis: row_position, columns.axis: ix(column_tile) * size + column})
@@ -423,10 +423,11 @@ def _tile(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
     tile = (*fills, For(row, (bind(For(column, inner), Kind("vector", step.lanes)),), rows_kind))
     strip = (For(row_tile, tile),) if high > 1 else tile
     out.append(For(row_block, (For(column_tile, strip),), loop.kind))
-    if width % size:
-        out.append(_rest(loop, columns, (0, full_rows * size), (full_columns * size, width), taken))
-    if height % size:
-        out.append(_rest(loop, columns, (full_rows * size, height), (0, width), taken))
+    below, beside = mod(height, ix(size)), mod(width, ix(size))
+    if beside.terms:
+        out.append(_rest(loop, columns, (ix(0), full_rows * size), (full_columns * size, beside), taken))
+    if below.terms:
+        out.append(_rest(loop, columns, (full_rows * size, below), (ix(0), width), taken))
     return tuple(out)
 
 
@@ -466,10 +467,10 @@ def _transposed(load: Load, row: Axis, column: Axis) -> bool:
     )
 
 
-def _rest(rows: For, columns: For, height: tuple[int, int], width: tuple[int, int], taken: set[str]) -> For:
-    """The loops over a rectangle, without tiles; names in the body made fresh."""
-    row = Axis(fresh(rows.axis.name, taken), ix(height[1] - height[0]))
-    column = Axis(fresh(columns.axis.name, taken), ix(width[1] - width[0]))
+def _rest(rows: For, columns: For, height: tuple[Index, Index], width: tuple[Index, Index], taken: set[str]) -> For:
+    """The loops over a rectangle of (first row, rows) and (first column, columns), without tiles; names in the body
+    made fresh."""
+    row, column = Axis(fresh(rows.axis.name, taken), height[1]), Axis(fresh(columns.axis.name, taken), width[1])
     place = Substitution({rows.axis: ix(row) + height[0], columns.axis: ix(column) + width[0]})
     for stmt in columns.body:
         if isinstance(stmt, Let):

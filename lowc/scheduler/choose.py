@@ -6,7 +6,7 @@ axis runs over cores, and what must be tiled or interchanged to allow that.  Lon
 
 from collections.abc import Sequence
 
-from lowc.ir.index import Axis, constant, split
+from lowc.ir.index import Axis, Symbol, constant, split
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import PARALLEL, Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Stmt, Store, Update
 from lowc.ir.ops import REDUCERS
@@ -31,6 +31,7 @@ GRAIN = 4096  # elements of a flat chunk that a core takes at least
 COLUMNS = 256  # columns that a core takes at least in a column reduction (1 kB runs of memory)
 TILE_MIN = 16
 LINE = 64  # bytes of a line of cache
+LARGE = 1024  # a size that may be above this one may well be worth cores
 UNROLLED = 12  # work for an element (``weight``) up to which the rows of a tile are unrolled
 
 
@@ -58,8 +59,7 @@ def _nest(loop: For, lanes: int, target: Target, threads: bool) -> list[Primitiv
     plan: list[Primitive] = []
     nest = chain((loop,))
     tile = _tile_axes(nest)
-    work = _work(loop)
-    parallel = threads and target.cores > 1 and work >= PARALLEL_WORK
+    parallel = threads and target.cores > 1 and (_work(loop) >= PARALLEL_WORK or _open(loop))
     if tile is not None:
         return _transpose(nest, tile, lanes, target, parallel)
     if outer_updates(loop):
@@ -79,7 +79,7 @@ def _nest(loop: For, lanes: int, target: Target, threads: bool) -> list[Primitiv
         elif best is not None:
             if best is not nest[0]:
                 plan.append(Reorder((best.axis.name, *(f.axis.name for f in nest if f is not best))))
-            plan.append(Bind(best.axis.name, PARALLEL))
+            plan.append(Bind(best.axis.name, _parallel(best, _work(loop))))
     return [*plan, *vectors]
 
 
@@ -101,6 +101,21 @@ def _work(loop: For) -> int:
     return max(0, estimate(loop.axis.extent)) * inner
 
 
+def _open(loop: For) -> bool:
+    """Whether how much work ``loop`` is hangs on a size that may be large, whatever it was in the traced call."""
+    axes = [loop.axis, *(s.axis for s in statements(loop.body) if isinstance(s, For))]
+    return any(isinstance(a, Symbol) and (a.hi is None or a.hi > LARGE) for axis in axes for a in index_atoms(axis.extent))
+
+
+def _parallel(loop: For, work: int) -> Kind:
+    """Cores for ``loop``, which is part of ``work``: where its extent is known only when it is called, from so many iterations on
+    as are worth starting the cores."""
+    if constant(loop.axis.extent) is not None:
+        return PARALLEL
+    each = max(1, work // max(1, estimate(loop.axis.extent)))
+    return Kind("parallel", max(2, PARALLEL_WORK // each))
+
+
 def _parallel_axis(nest: list[For], bound: set[str], target: Target) -> For | None:
     """The loop to share among cores: the outermost with enough iterations; an inner one only of a reorderable map."""
     first = nest[0]
@@ -110,7 +125,7 @@ def _parallel_axis(nest: list[For], bound: set[str], target: Target) -> For | No
             if loop.axis.name in bound and loop is not first:
                 continue
             return loop
-    if estimate(first.axis.extent) > 1 and not conflict(first, PARALLEL):
+    if constant(first.axis.extent) not in (0, 1) and not conflict(first, PARALLEL):
         return first
     return None
 
@@ -120,7 +135,7 @@ def _scatter_columns(nest: list[For], bound: set[str], target: Target) -> For | 
     inner = nest[-1]
     if len(nest) < 2 or inner.axis.name not in bound or not conflict(nest[0], PARALLEL):
         return None
-    if (constant(inner.axis.extent) or 0) < 2 * target.cores * TILE_MIN or conflict(inner, PARALLEL):
+    if estimate(inner.axis.extent) < 2 * target.cores * TILE_MIN or conflict(inner, PARALLEL):
         return None
     return inner
 
@@ -129,7 +144,7 @@ def _scatter(nest: list[For], columns: For, lanes: int, target: Target) -> list[
     """Columns shared among the cores, each of which takes all rows in order: no two cores meet, and the result is always
     the same."""
     name = columns.axis.name
-    width = (constant(columns.axis.extent) or 0) // (2 * target.cores)
+    width = estimate(columns.axis.extent) // (2 * target.cores)
     size = max(lanes, width // lanes * lanes)
     order = [f"{name}_o", *(f.axis.name for f in nest[:-1]), f"{name}_i"]
     return [
@@ -256,7 +271,7 @@ def _column(loop: For, lanes: int) -> bool:
     inner = [s for s in loop.body if isinstance(s, For)]
     if len(inner) != 1 or any(isinstance(s, For | If | Acc) for s in inner[0].body):
         return False
-    if not any(isinstance(s, Acc) for s in loop.body) or constant(loop.axis.extent) is None:
+    if not any(isinstance(s, Acc) for s in loop.body):
         return False
     if not outer_updates(inner[0]) or running(inner[0]):
         return False
@@ -273,19 +288,19 @@ def _column(loop: For, lanes: int) -> bool:
 def _column_reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Primitive]:
     """Strips of columns over cores; within a strip row after row, into an array of accumulators that stays in L1."""
     plan: list[Primitive] = []
-    columns = constant(loop.axis.extent) or 0
+    columns, known = estimate(loop.axis.extent), constant(loop.axis.extent) is not None
     name = loop.axis.name
     strip = max(4 * lanes, min(COLUMNS * 4, -(-columns // (2 * target.cores))) if parallel else COLUMNS * 4)
     strip = -(-strip // lanes) * lanes
     kind = Kind("vector", lanes)
-    if columns % strip and columns > strip:
+    if known and columns % strip and columns > strip:
         for width in range(strip, 4 * lanes - 1, -lanes):
             if columns % width == 0:
                 strip = width
                 break
         else:
             return [Bind(name, kind)] if not conflict(loop, kind) else []
-    if columns > strip:
+    if columns > strip or not known:
         plan.append(Split(name, strip))
         if parallel:
             plan.append(Bind(f"{name}_o", PARALLEL))
@@ -304,7 +319,7 @@ def _transpose(nest: list[For], tile: tuple[For, For], lanes: int, target: Targe
     order = [f.axis.name for f in (*outer, *tile)]
     if order != [f.axis.name for f in nest]:
         plan.append(Reorder(tuple(order)))
-    tiles = (constant(rows.axis.extent) or 0) // lanes
+    tiles = estimate(rows.axis.extent) // lanes
     if parallel:
         shared = next((f for f in outer if estimate(f.axis.extent) >= 2 * target.cores and not conflict(f, PARALLEL)), rows)
         plan.append(Bind(shared.axis.name, PARALLEL))
@@ -338,7 +353,7 @@ def _tile_axes(nest: list[For]) -> tuple[For, For] | None:
     body = nest[-1].body
     if not all(isinstance(s, Let | Store) for s in body) or len(nest) < 2:
         return None
-    if constant(columns.extent) is None or (constant(columns.extent) or 0) < TILE_MIN:
+    if estimate(columns.extent) < TILE_MIN:
         return None
     rows: For | None = None
     for access in touched(body):
@@ -352,7 +367,7 @@ def _tile_axes(nest: list[For]) -> tuple[For, For] | None:
                 if rows is not None and rows is not loop:
                     return None
                 rows = loop
-    if rows is None or (constant(rows.axis.extent) or 0) < TILE_MIN:
+    if rows is None or estimate(rows.axis.extent) < TILE_MIN:
         return None
     if any(isinstance(p, Op) and p.name.startswith("check") for s in body for e in exprs(s) for p in parts(e)):
         return None

@@ -41,6 +41,7 @@ from lowc.ir.types import DType, bool_, f16, f32
 from lowc.ir.walk import names
 from lowc.options import Options
 from lowc.scheduler import maths, maths_narrow
+from lowc.scheduler.apply import conflict
 from lowc.scheduler.maths_emit import Emit
 from lowc.scheduler.nest import map_kernels
 from lowc.target import Target
@@ -66,6 +67,13 @@ def legalise_kernel(kernel: Kernel, target: Target) -> Kernel:
     taken.update(s.name for s in kernel.sizes)
     body = _Rewriter(Emit(target.ops, taken), kernel.name).body(kernel.body)
     return kernel if body is kernel.body else Kernel(kernel.name, kernel.params, kernel.sizes, body)
+
+
+def _may_meet(loop: For) -> bool:
+    """Whether iterations of ``loop`` that run at the same time may store to one element."""
+    if loop.kind.name in ("serial", "unroll"):
+        return False
+    return loop.kind.name not in ("parallel", "vector") or bool(conflict(loop, loop.kind))
 
 
 def _is_narrow(dtype: DType) -> bool:
@@ -111,7 +119,7 @@ class _Rewriter:
         self.wide: dict[int, Expr] = {}
         self.vars: dict[str, tuple[Var, bool]] = {}
         self.arrays: dict[int, tuple[Buffer, bool]] = {}
-        self.loops: list[str] = []
+        self.loops: list[For] = []
 
     # ------------------------------------------------------------ statements
 
@@ -123,7 +131,7 @@ class _Rewriter:
             out.extend(self.emit.statements)
             self.emit.statements.clear()
             if isinstance(new, For):
-                self.loops.append(new.kind.name)
+                self.loops.append(new)
                 inner = self.body(new.body)
                 self.loops.pop()
                 new = new if inner is new.body else For(new.axis, inner, new.kind)
@@ -180,7 +188,7 @@ class _Rewriter:
         if array is not None:
             return Store(array[0], stmt.index, self.widened(stmt.value), mask, stmt.reducer)
         if stmt.reducer and _is_narrow(stmt.buffer.dtype) and "narrow_atomics" not in self.emit.abilities:
-            if any(kind not in ("serial", "unroll") for kind in self.loops):
+            if any(_may_meet(loop) for loop in self.loops):
                 raise CodegenError(
                     f"{self.kernel}: no atomic {stmt.reducer} on {stmt.buffer.dtype} ({stmt.buffer.name})",
                     hint="keep the sums in float32",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lowc.ir.nodes import Expr
 from lowc.scheduler import maths_tables as tables
-from lowc.scheduler.maths_emit import Emit
+from lowc.scheduler.maths_emit import ROUND32, Emit
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,6 @@ FORMATS = {
 }
 
 
-def approximate_exp(e: Emit, x: Expr) -> Expr:
-    """exp(x) of f32 for x from -151 to 129, or NaN: x log2(e) is split into an integer, whose power of two the target gives
-    exactly, and a small rest, for which its error is least.  (2**128 is no number, and 2 * 2**127 may be none.)"""
-    high, low = tables.LOG2_E_PARTS
-    n, _ = e.nearest(x, high)
-    n = e.let(e.cap_at(n, 127.0))
-    rest = e.mad(x, low, e.mad(x, high, e.neg(n)))
-    return e.mul(e.ex2(rest, normal=True), e.ex2(n))
-
-
 def reduced_exp(e: Emit, x: Expr) -> tuple[Expr, Expr, Expr]:
     """(exp(r) - 1, n, t), n and t as ``Emit.nearest`` gives them."""
     f = FORMATS[x.dtype.name]
@@ -51,6 +41,15 @@ def reduced_exp(e: Emit, x: Expr) -> tuple[Expr, Expr, Expr]:
     high, low = f.ln2
     r = e.let(e.mad(n, -low, e.mad(n, -high, x)))
     return e.mad(e.mul(r, r), e.poly(r, f.exp), r), n, t
+
+
+def approximate_exp(e: Emit, x: Expr) -> Expr:
+    """exp(x) of f32 for x from -151 to 129, or NaN, where the target has powers of two, which it gives exactly.
+
+    The power is halved, since 2**128 is no number; 2**-150 is none either, and no denormal is wrong by more than one unit.
+    """
+    p, _, t = reduced_exp(e, x)
+    return e.mul(e.mad(p, 2.0, 2.0), e.ex2(e.sub(t, ROUND32 + 1.0)))
 
 
 def _bounded_exp(e: Emit, x: Expr) -> Expr:

@@ -1,8 +1,10 @@
 """memory: SCHEDULED → BUFFERED.  Temps get places in one workspace, shared where lifetimes allow; equal kernels become one.
 
 A temp that a launch makes, and that the call does not return, lives in the workspace from its first to its last step; places are
-given first-fit by offset.  Symbolic sizes: a place is shared only between temps of equal size, new places follow one another.
-What extern calls make, and what is returned, are tensors of their own.
+given first-fit by offset.  Symbolic sizes: a temp takes the place of a dead one that is surely as large; new places follow one
+another.
+What extern calls make, what is returned, and temps whose size only a step of the call tells (how many elements a mask selects)
+are tensors of their own: the workspace is there before the first step.
 
 The workspace lives as long as the call, while tensors come and go: a backward pass begins with all that the forward pass saved
 and frees it step by step.  Where the two together would need more at their worst than temps that live only as long as they are
@@ -16,14 +18,14 @@ import re
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from lowc.ir.index import Index, constant, ix
+from lowc.ir.index import Index, Symbol, atoms, constant, ix, prove_nonneg
 from lowc.ir.nodes import Buffer, Extern, Kernel, Launch, Module
 from lowc.ir.ops import REDUCERS
 from lowc.ir.printer import print_kernel
 from lowc.ir.types import DTYPES
 from lowc.ir.walk import names, storage_size
 from lowc.options import Options
-from lowc.scheduler.nest import output_buffers, prune, returned, step_reads, step_writes
+from lowc.scheduler.nest import estimate, output_buffers, prune, returned, step_reads, step_writes
 from lowc.target import Target
 
 TOKEN = re.compile(r"[A-Za-z_][\w.]*|[^A-Za-z_]+")
@@ -61,7 +63,8 @@ def _plan(module: Module) -> tuple[tuple[tuple[str, Index], ...], Index]:
     everything = _lives(module)
     wanted = [life for key, life in everything.items() if key in temps and key not in outside]
     numeric = [life for life in wanted if constant(life.size) is not None]
-    symbolic = [life for life in wanted if constant(life.size) is None]
+    given = _given(module)
+    symbolic = [life for life in wanted if constant(life.size) is None and _symbols(life.size) <= given]
     placed: list[tuple[str, Index]] = []
     inside = {id(life.buffer) for life in wanted}
     others = [life for key, life in everything.items() if key not in inside]
@@ -72,6 +75,21 @@ def _plan(module: Module) -> tuple[tuple[tuple[str, Index], ...], Index]:
         placed += [(life.buffer.name, ix(places[n])) for n, life in enumerate(numeric) if n in places]
     end = _place_symbolic(symbolic, placed, top)
     return tuple(placed), end
+
+
+def _given(module: Module) -> set[Symbol]:
+    """The sizes that are known before the first step: those in the inputs."""
+    given: set[Symbol] = set()
+    for entry in module.inputs:
+        if isinstance(entry, Symbol):
+            given.add(entry)
+        elif isinstance(entry, Buffer):
+            given.update(*map(_symbols, (*entry.shape, *entry.strides)))
+    return given
+
+
+def _symbols(index: Index) -> set[Symbol]:
+    return {a for a in atoms(index) if isinstance(a, Symbol)}
 
 
 def _lives(module: Module) -> dict[int, _Life]:
@@ -163,22 +181,28 @@ def _place_numeric(lives: list[_Life], limit: int | None) -> tuple[dict[int, int
 
 
 def _place_symbolic(lives: list[_Life], placed: list[tuple[str, Index]], top: int) -> Index:
-    """Equal sizes reuse a place whose temp has died; returns the bytes used."""
-    free_at: dict[Index, list[tuple[int, Index]]] = {}
+    """The smallest place that is surely large enough, and whose temp has died, is used again; returns the bytes used.
+
+    Which is smallest, the sizes of the traced call decide; that it is large enough is proven for all.
+    """
+    places: list[tuple[int, Index, Index]] = []  # (last step, offset, bytes that are used)
     end = ix(top)
     for life in sorted(lives, key=lambda x: x.first):
-        size = (life.size + (ALIGN - 1)) // ALIGN * ALIGN
-        places = free_at.setdefault(size, [])
-        for number, (last, offset) in enumerate(places):
-            if last < life.first:
-                places[number] = (life.last, offset)
-                placed.append((life.buffer.name, offset))
-                break
+        fitting = [n for n, (last, _, room) in enumerate(places) if last < life.first and _holds(room, life.size)]
+        if fitting:
+            number = min(fitting, key=lambda n: estimate(places[n][2]))
+            _, offset, room = places[number]
+            places[number] = (life.last, offset, room)
         else:
-            places.append((life.last, end))
-            placed.append((life.buffer.name, end))
-            end = end + size
+            offset = end
+            places.append((life.last, end, life.size))
+            end = end + (life.size + (ALIGN - 1)) // ALIGN * ALIGN
+        placed.append((life.buffer.name, offset))
     return end
+
+
+def _holds(room: Index, size: Index) -> bool:
+    return room == size or (estimate(room) >= estimate(size) and prove_nonneg(room - size))
 
 
 def _reads(step: Launch | Extern) -> list[Buffer]:

@@ -29,7 +29,7 @@ from lowc.ir.nodes import (
 from lowc.ir.ops import MATHS
 from lowc.ir.walk import children, loads, stores
 
-HINT = 64  # stands in for a symbol of which only the range is known
+HINT = 64  # stands in for a symbol of which only the range is known, as one that comes from data
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +116,7 @@ def nested(axes: Sequence[Axis], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
 
 
 def estimate(index: Index) -> int:
-    """A number for ``index``: exact if it has one, else with every symbol at its lowest, but at least ``HINT``."""
+    """A number for ``index``: exact if it has one, else with every symbol at its hint, or about ``HINT`` if it has none."""
     value = constant(index)
     if value is not None:
         return value
@@ -125,12 +125,19 @@ def estimate(index: Index) -> int:
     while pending:
         for atom in index_atoms(pending.pop()):
             if isinstance(atom, Symbol):
-                env[atom.name] = max(atom.lo, HINT if atom.hi is None else min(atom.hi, HINT))
+                env[atom.name] = likely(atom)
             elif isinstance(atom, Axis) and atom.name not in env:
                 env[atom.name] = estimate(atom.extent) // 2
             elif isinstance(atom, Opaque):
                 env[repr(atom)] = 0
     return int(evaluate(index, env))
+
+
+def likely(symbol: Symbol) -> int:
+    """A value for ``symbol`` to decide with: its hint, or one near ``HINT`` in its range."""
+    if symbol.hint is not None:
+        return symbol.hint
+    return max(symbol.lo, HINT if symbol.hi is None else min(symbol.hi, HINT))
 
 
 def is_free(expr: Expr) -> bool:

@@ -6,7 +6,7 @@ To add a pass: write ``lowc/scheduler/NAME.py`` with ``run(module, target, optio
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from lowc.errors import LowcError, OptionError
@@ -94,6 +94,10 @@ ORDER: tuple[tuple[str, str, str], ...] = (
 )
 
 
+APPROXIMATING = frozenset({"ex2"})
+"""Abilities of targets that strict numerics do without."""
+
+
 class Trace(Protocol):
     """What the runner tells a trace: the time of each pass and the program after it."""
 
@@ -126,6 +130,8 @@ def switched_off(options: Options) -> set[str]:
 
 def apply(each: Pass, module: Module, target: Target, options: Options, trace: Trace | None = None) -> Module:
     """One pass; a failure says which."""
+    if options.numerics == "strict":
+        target = replace(target, ops=target.ops - APPROXIMATING)
     with trace.phase(each.name) if trace else nullcontext():
         try:
             module = each.run(module, target, options)

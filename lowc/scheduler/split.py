@@ -185,6 +185,8 @@ class _Splitter:
         inner = loops[-1].body
         stages = [s for s in inner if isinstance(s, For)]
         alone = len(stages) == 1 and all(isinstance(s, Acc | For | Let | Store) for s in inner)
+        # where a row reads what the one before it has stored, all rows' parts cannot be made first
+        alone = alone and not any(map(conflict_of_threads, loops))
         if alone and is_column(loops, stages):
             rows = blocks_of_columns(loops, stages)
         if alone and rows < self.blocks:

@@ -7,7 +7,7 @@ After:   for v in 8 vector(8) { y[t*8 + v] = x[t*8 + v if idx(t*8) < idx(64)] }
 one branch serves an access of 16 bytes.
 """
 
-from lowc.ir.index import Axis, Index, constant, ix, split, substitute
+from lowc.ir.index import Axis, Index, constant, depends_on, ix, split, substitute
 from lowc.ir.nodes import Const, Expr, For, FromIndex, Kernel, Module, Op, Stmt
 from lowc.ir.walk import make_kernel, map_exprs, map_statements, rewrite
 from lowc.options import Options
@@ -54,4 +54,4 @@ def _in_loop(loop: For) -> Stmt:
 def _steps(distance: Index, lane: Axis, width: int) -> bool:
     """Whether ``distance`` is the lane's number plus a multiple of ``width``: then all lanes are on one side of 0."""
     step, rest = split(distance, lane)
-    return constant(step) == 1 and all(c % width == 0 for _, c in rest.terms)
+    return constant(step) == 1 and not depends_on(rest, lane) and all(c % width == 0 for _, c in rest.terms)

@@ -224,11 +224,12 @@ def test_maths_of_the_c_library(isa: str, dtype: str) -> None:
     rng = np.random.default_rng(4)
     x = np.concatenate([rng.normal(0, 2, COUNT - 6), [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0]])
     inputs = {"a": dtype, "b": dtype}
+    names = sorted(name for name in MATHS if not name.startswith("near_"))  # those are never left
     lines = [
         f"y_{name}[@out] = {name}({'a[@], b[@]' if OPS[name].arity == 2 else 'a[@]'})"
-        for name in sorted(MATHS)
+        for name in names
     ]
-    outputs = {f"y_{name}": dtype for name in sorted(MATHS)}
+    outputs = {f"y_{name}": dtype for name in names}
     given = {"a": x, "b": rng.permutation(x)}
     check(kernel(lines, outputs, inputs), isa, given=given, tolerance=1e-6 if dtype == "f32" else 1e-13)
 

@@ -5,6 +5,7 @@ LOWC_SEEDS=N tries N programs instead of a few, LOWC_FIRST_SEED=M starts at anot
 """
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,12 @@ COUNT = int(os.environ.get("LOWC_SEEDS", "16"))
 FIRST = int(os.environ.get("LOWC_FIRST_SEED", "0"))
 
 
-def native(program: Program, module: Module, isa: str, seed: int, threads: bool) -> list[Any]:
-    """Values of the outputs and inputs of ``module``, which has no extern steps."""
-    artifact, library = compiled(module, isa, threads)
-    inputs, sizes = program.make_inputs(seed)
+def native(
+    program: Program, module: Module, code: tuple[Any, Any], seed: int, given: Mapping[str, int] | None = None
+) -> list[Any]:
+    """Values of the outputs and inputs of ``module``, which has no extern steps and is ``compiled`` to ``code``."""
+    artifact, library = code
+    inputs, sizes = program.make_inputs(seed, given)
     memory: dict[str, Any] = {}
     for item, given in zip(module.inputs, inputs, strict=True):
         if isinstance(item, Buffer):
@@ -67,9 +70,10 @@ def test_native_code_means_what_the_program_means(seed: int) -> None:
     module = pipeline.run(program.module, target(isa), options, Trace())
     if any(isinstance(step, Extern) for step in module.steps):
         pytest.skip("calls ATen")
+    code = compiled(module, isa, threads)
     for call_seed in (seed, seed + 1):
         expected = run(program, program.module, call_seed)
-        found = native(program, module, isa, call_seed, threads)
+        found = native(program, module, code, call_seed)
         different = differences(program, *(unsigned_zeros(program, r) for r in (expected, found)))
         assert not different, (isa, program.described, different)
 

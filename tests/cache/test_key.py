@@ -54,6 +54,7 @@ VARIANTS: dict[str, Graph] = {
     "string": changed(GRAPH, 2, kwargs=(("alpha", "2"),)),
     "symbols": DYNAMIC,
     "range": wider(DYNAMIC),
+    "hint": replace(DYNAMIC, symbols=(Symbol("s0", 2, None, hint=64),)),
 }
 
 

@@ -96,6 +96,17 @@ def test_moments_of_batches(dynamic: bool) -> None:
         check(lambda x: torch.var_mean(x, (0, 2, 3)), x, dynamic=dynamic)
 
 
+@pytest.mark.parametrize("dims", [(0, 2), (2,), (0,), (0, 1, 2)])
+def test_moments_of_what_hardly_differs(dims: tuple[int, ...]) -> None:
+    """Deviations of a unit or so of the values' own last place: a mean that is rounded is as far off."""
+    steps = torch.randint(-1, 2, (7, 3, 100), generator=torch.Generator().manual_seed(0)) / 1024
+    check(lambda x: (x.var(dims), x.std(dims, correction=0)), steps + 12345.678, dynamic=False)
+    equal, huge = torch.full((7, 3, 100), 0.1), matrix("randn", 7, 3, 100) * 1e30
+    moments = torch.compile(lambda x: (x.var(dims), x.std(dims)), backend=lowc.lowc_backend, dynamic=False)
+    assert all(bool((each == 0).all()) for each in moments(equal))
+    assert all(bool(each.isinf().all()) for each in moments(huge))
+
+
 def test_ones_beyond_what_one_accumulator_can_count() -> None:
     check(lambda x: (x.mean(0), x.sum(0)), torch.ones(1 << 25, 2), dynamic=False)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from lowc.frontend import random
 from tests.e2e import models, report_shapes, report_values  # noqa: F401  (reports enter their cases)
 from tests.e2e.report_cases import REPORTS, Report
 from tests.e2e.test_models import assert_as_good, double, step
@@ -101,3 +102,38 @@ def differs(report: Report, ours: Outcome, eager: Outcome) -> str:
     except AssertionError as error:
         return str(error) or "differs"
     return ""
+
+
+def test_random_numbers_are_those_of_the_cpu() -> None:
+    random.register()
+    for kind, low, high, dtype in (
+        ("uniform", 0.0, 1.0, torch.float32),
+        ("uniform", -2.0, 3.0, torch.bfloat16),
+        ("normal", 1.0, 2.0, torch.float32),
+        ("integers", -5, 100, torch.int64),
+        ("bernoulli", 0.7, 0.0, torch.bool),
+    ):
+
+        def f(seed: Tensor) -> Tensor:
+            return torch.ops.lowc.random(seed, 2, kind, [300, 70], [70, 1], dtype, low, high)  # noqa: B023
+
+        torch._dynamo.reset()
+        seed = torch.tensor([2**60 + 17])
+        ours = torch.compile(f, backend="lowc", options=STRICT, fullgraph=True)(seed.cuda())
+        tolerance = 1e-5 if kind == "normal" else 0.0
+        torch.testing.assert_close(ours.cpu(), f(seed), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_each_call_drops_other_elements_and_its_gradient_the_same(mode: str) -> None:
+    run = torch.compile(lambda x: torch.nn.functional.dropout(x * 3, 0.4), backend="lowc", mode=mode, fullgraph=True)
+    masks = []
+    for _ in range(6):
+        x = (torch.rand(50, 60, device="cuda") + 1).requires_grad_()
+        y = run(x)
+        y.sum().backward()
+        assert x.grad is not None
+        assert torch.allclose(x.grad, torch.where(y != 0, 3 / 0.6, 0.0))
+        masks.append((y != 0).clone())
+    assert all(not torch.equal(a, b) for n, a in enumerate(masks) for b in masks[:n])
+    assert all(0.5 < float(m.float().mean()) < 0.7 for m in masks)

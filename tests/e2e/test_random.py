@@ -45,6 +45,7 @@ KINDS: dict[str, Callable[[int], Tensor]] = {
     "randn_f64": lambda n: torch.randn(n, dtype=torch.float64),
     "normal": lambda n: torch.empty(n).normal_(3, 2),
     "randint": lambda n: torch.randint(-3, 6, (n,)),
+    "many_integers": lambda n: torch.randint(-5, 3 << 29, (n,)),  # more than a third of what 32 bits can say
     "bernoulli": lambda n: torch.empty(n).bernoulli_(0.3),
     "probabilities": lambda n: torch.bernoulli(torch.full((n,), 0.3)),
 }
@@ -82,6 +83,7 @@ def test_kernels_draw_what_the_definition_says(dynamic: bool) -> None:
         ("uniform", -2.0, 3.0, torch.bfloat16),
         ("normal", 1.0, 2.0, torch.float32),
         ("integers", -5, 100, torch.int32),
+        ("integers", -7, 2**31 - 8, torch.int64),
         ("bernoulli", 0.7, 0.0, torch.bool),
     ):
 

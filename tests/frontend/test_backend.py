@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lowc.dynamo import lowc_backend
 from lowc.errors import OptionError, Unsupported
+from lowc.ir.graph import Ref, TensorMeta
+from lowc.ir.index import ix
 from lowc.ir.types import f32
 
 
@@ -275,3 +277,20 @@ def test_what_cannot_be_imported_says_what_to_do(caplog: pytest.LogCaptureFixtur
     torch.compile(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), backend=lowc_backend)(torch.ones(3))
     assert "an inference graph is run by torch, not lowc: cond is a higher-order op" in caplog.text
     assert "graph_break" in caplog.text and "test_backend.py" in caplog.text
+
+
+def test_cross_entropy_keeps_two_numbers_a_row_for_its_gradient(recorder: Any) -> None:
+    """Not the logarithms of the probabilities in f32, which are twice the size of the logits."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy((x @ w).float(), target)
+
+    x, w = (torch.randn(*shape, dtype=torch.bfloat16, requires_grad=True) for shape in ((40, 8), (8, 300)))
+    target = torch.randint(0, 300, (40,))
+    torch.compile(f, backend=recorder, fullgraph=True)(x, w, target).backward()
+    (graph,) = [g for g in recorder.graphs if g.name == "forward"]
+    made = {node.name: node.outputs for node in graph.nodes}
+    kept = [made[o.name][o.number] for o in graph.outputs if isinstance(o, Ref) and o.name in made]
+    wide = [m for m in kept if isinstance(m, TensorMeta) and m.dtype.name == "f32"]
+    assert all(len(m.shape) < 2 or m.shape[1] == ix(1) for m in wide)
+    assert [m.dtype.name for m in kept if isinstance(m, TensorMeta) and m.shape == (ix(40), ix(300))] == ["bf16"]

@@ -52,16 +52,72 @@ def test_scatter_add_and_reduce() -> None:
         x, s = data((4, 5), dtype, special=False), data((2, 4), dtype, 1, special=False)
         check(lambda x, i, s: aten.scatter_add.default(x, 0, i, s), x, i, s)
         check(lambda x, i, s: aten.scatter_add.default(x, 1, i, s), x, i, s)
-        for how in ("sum", "prod", "amax", "amin"):
-            check(lambda x, i, s: aten.scatter_reduce.two(x, 1, i, s, how), x, i, s, ulps=2)  # noqa: B023
-    name = "aten.scatter_reduce.two"
+        for how in ("sum", "prod", "mean", "amax", "amin"):
+            for own in (True, False):
+                check(
+                    lambda x, i, s: aten.scatter_reduce.two(x, 1, i, s, how, include_self=own),  # noqa: B023
+                    x,
+                    i,
+                    s,
+                    ulps=2,
+                    reference=dtype.is_floating_point and dtype.itemsize > 2,
+                )
+        for how in ("prod", "mean", "amax", "amin"):
+            for own in (True, False):
+                check(
+                    lambda x, i, s: aten.index_reduce.default(x, 0, i, s, how, include_self=own),  # noqa: B023
+                    x,
+                    torch.tensor([1, 3, 1]),
+                    data((3, 5), dtype, 2, special=False),
+                    ulps=2,
+                    reference=dtype.is_floating_point and dtype.itemsize > 2,
+                )
+        check(lambda x, i, s: aten.scatter.reduce(x, 0, i, s, reduce="multiply"), x, i, s, ulps=2)
+        check(lambda x, i: aten.scatter.value_reduce(x, 0, i, 3, reduce="add"), x, i, ulps=2)
+
+
+def test_the_last_of_several_writes_stays() -> None:
+    i = torch.tensor([[2, 0, 2], [2, 1, 2]])
+    for dtype in (*DTYPES, torch.bool):
+        x, s = data((4, 5), dtype), data((2, 4), dtype, 1)
+        check(lambda x, i, s: aten.scatter.src(x, 0, i, s), x, i, s)
+        check(lambda x, i, s: aten.scatter.src(x.t(), 1, i, s), x, i, s)
+        check(lambda x, i: aten.scatter.value(x, 1, i, 1), x, i)
+        check(lambda x, i, s: aten.index_put.default(x, [None, i], s[0, 0]), x, i, s)
+        check(lambda x, i, s: aten.index_put.default(x, [i[0]], s[0, :1]), x, i, s)
+
+
+def test_a_value_put_where_a_mask_is_true() -> None:
+    x = data((4, 5, 3), F)
+    for mask, places in ((x[..., 0] > 0, lambda m: [m]), (x[0] > 0, lambda m: [None, m]), (x > 0, lambda m: [m])):
+        for accumulate in (False, True):
+            check(
+                lambda x, m, v, p=places, a=accumulate: aten.index_put.default(x, p(m), v, a),
+                x,
+                mask,
+                torch.tensor(2.5),
+            )
+    several = x[..., 0, 0] > 0
     check(
-        lambda x, i, s: aten.scatter_reduce.two(x, 1, i, s, "mean"),
-        data((4, 5), F),
-        i,
-        data((2, 4), F),
-        extern=(name,),
+        lambda x, m, v: aten.index_put.default(x, [m], v),
+        x,
+        several,
+        x[: int(several.sum())],
+        extern=("aten.index_put.default",),
     )
+
+
+def test_rows_of_scalars() -> None:
+    zero, x = torch.tensor(0), torch.tensor(2.5)
+    for index in (zero, zero[None]):
+        check(lambda x, i: aten.gather.default(x, 0, i), x, index)
+        check(lambda x, i: aten.scatter.value(x, 0, i, 3.5), x, index)
+        check(lambda x, i: aten.index_select.default(x, 0, i), x, index)
+        check(lambda x, i: aten.scatter_add.default(x, 0, i, i.float()), x, index)
+        check(lambda x, i: aten.index_add.default(x, 0, i, i.float().reshape(())), x, index)
+    module = lower(trace(lambda x, i: aten.gather.default(x, 0, i), (x, zero)))
+    with pytest.raises(IndexError):
+        run(module, [x, zero + 1])
 
 
 def test_scatter_of_one_place() -> None:
@@ -72,7 +128,6 @@ def test_scatter_of_one_place() -> None:
         check(lambda x, i: aten.scatter.value(x, -1, i[:2], 1), x, i)
         check(lambda x, i, s: aten.scatter.src(x, 1, i, s), x, i, s)
         check(lambda x, i, s: aten.scatter.src(x.t(), 0, i.t(), s.t()), x, i, s)
-    check(lambda x, i: aten.scatter.value(x, 0, i, 1), data((5, 3), F), i, extern=("aten.scatter.value",))
     check(lambda i: torch.nn.functional.one_hot(i, 5), i[:, 0])
     module = lower(trace(lambda x, i: aten.scatter.value(x, 1, i, 1), (data((3, 3), F), i)))
     with pytest.raises(IndexError):
@@ -139,6 +194,60 @@ def test_average_pool(how: tuple[Any, ...]) -> None:
         g = aten.avg_pool2d.default(x, *how)
         check(lambda g, a: aten.avg_pool2d_backward.default(g, a, *how), g, x, ulps=4, floor=1.0)
     check(lambda a: aten.avg_pool2d.default(a, *how), data((3, 7, 9), F, special=False), ulps=4, floor=1.0)
+
+
+def pooled_ties(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Few different values, so that windows have equal ones, and NaNs and infinities among them."""
+    x = data(shape, dtype)
+    return torch.where(torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.5, x, x.new_tensor(2.0))
+
+
+MAX_POOLS: tuple[tuple[Any, ...], ...] = (
+    ([3, 2], [2, 1], [1, 0], [1, 1], False),
+    ([2], [], [0], [1], True),
+    ([3, 3], [2, 2], [1, 1], [2, 1], True),
+)
+
+
+@pytest.mark.parametrize("how", MAX_POOLS)
+def test_maximum_pool(how: tuple[Any, ...]) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        x = pooled_ties((2, 3, 7, 9), dtype)
+        check(lambda a: aten.max_pool2d_with_indices.default(a, *how), x)
+        check(lambda a: aten.max_pool2d_with_indices.default(a, *how)[0], x.to(memory_format=torch.channels_last))
+        if dtype.is_floating_point:
+            values, places = aten.max_pool2d_with_indices.default(x, *how)
+            g = data(tuple(values.shape), dtype, 3, special=False)
+            check(lambda g, a, i: aten.max_pool2d_with_indices_backward.default(g, a, *how, i), g, x, places, ulps=4, floor=1.0)
+
+
+def test_maximum_pool_in_three_dimensions() -> None:
+    how = ([2, 3, 2], [2, 1, 2], [1, 1, 0], [1, 1, 1], False)
+    x = pooled_ties((2, 4, 5, 6), F)
+    check(lambda a: aten.max_pool3d_with_indices.default(a, *how), x)
+    values, places = aten.max_pool3d_with_indices.default(x, *how)
+    g = values.nan_to_num(0, 1, 2)
+    check(lambda g, a, i: aten.max_pool3d_with_indices_backward.default(g, a, *how, i), g, x, places, ulps=4, floor=1.0)
+
+
+def test_average_pool_in_three_dimensions() -> None:
+    x = data((2, 3, 5, 6, 7), F, special=False)
+    for how in (([2, 3, 2], [2, 1, 2], [1, 1, 0], True, False, None), ([2], [], [0], False, True, 3)):
+        check(lambda a, how=how: aten.avg_pool3d.default(a, *how), x, ulps=4, floor=1.0)
+        g = aten.avg_pool3d.default(x, *how)
+        check(lambda g, a, how=how: aten.avg_pool3d_backward.default(g, a, *how), g, x, ulps=4, floor=1.0)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 3), (2, 5), (9, 12)])
+def test_adaptive_pools(size: tuple[int, int]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x = data((2, 3, 7, 9), dtype, special=False)
+        check(lambda a: aten._adaptive_avg_pool2d.default(a, size), x, ulps=4, floor=1.0)
+        g = aten._adaptive_avg_pool2d.default(x, size)
+        check(lambda g, a: aten._adaptive_avg_pool2d_backward.default(g, a), g, x, ulps=4, floor=1.0)
+        check(lambda a: aten.adaptive_max_pool2d.default(a, size), pooled_ties((2, 3, 7, 9), dtype))
+        _, places = aten.adaptive_max_pool2d.default(x, size)
+        check(lambda g, a, i: aten.adaptive_max_pool2d_backward.default(g, a, i), g, x, places, ulps=4, floor=1.0)
 
 
 def test_conditions_of_sizes_vanish() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from lowc.ir.nodes import Launch, View
 from lowc.lowering import lower
-from tests.lowering.harness import check, check_module, data, trace
+from tests.lowering.harness import check, check_module, data, run, trace
 
 aten = torch.ops.aten
 F = torch.float32
@@ -43,7 +43,6 @@ VIEWS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "alias": (lambda x: aten.alias.default(x), (3, 4)),
     "detach": (lambda x: aten.detach.default(x), (3, 4)),
     "narrow": (lambda x: x.narrow(1, 1, 2), (3, 4)),
-    "as_strided": (lambda x: aten.as_strided.default(x, [2, 3], [1, 4], 2), (3, 5)),
     "as_strided_here": (lambda x: aten.as_strided.default(x, [2, 2], [3, 2]), (3, 5)),
     "bits": (lambda x: aten.view.dtype(x, torch.int32), (3, 5)),
     "scalar": (lambda x: aten.view.default(x, []), (1, 1)),
@@ -137,6 +136,17 @@ def test_wider_bits() -> None:
     check(lambda x: aten.view.dtype(x, torch.int64), data((3, 4), torch.int32))
     check(lambda x: aten.view.dtype(x, torch.uint8), data((3, 4), torch.int32))
     check(lambda x: aten.view.dtype(x, torch.bfloat16) * 2, data((3, 4), torch.int16), ulps=0)
+
+
+def test_a_fixed_place_in_the_storage_of_an_input() -> None:
+    """Where an input starts in its storage is known to the call alone."""
+    called = ("aten.as_strided_copy.default",)
+    module = check(
+        lambda x: aten.as_strided.default(x, [2, 3], [1, 4], 2).contiguous(), data((3, 5), F), extern=called
+    )
+    base = data((4, 5), F)
+    (ours,) = run(module, [base[1:]])
+    assert torch.equal(ours, base.as_strided([2, 3], [1, 4], 2))
 
 
 def test_unknown_views_are_called_as_copies() -> None:

@@ -10,7 +10,7 @@ small difference stays small, and compared with a tolerance.  Everything else is
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +49,7 @@ from tests.property.views import Coords, Value, broadcast, contiguous, random_vi
 DTYPES = (f32, f32, f32, f64, i64, i32, bool_, bf16)
 EXTENTS = (1, 2, 2, 3, 4, 4, 5, 7, 8, 9, 16)
 LARGE = (1, 3, 16, 17, 32, 40, 64, 100, 130)  # for what happens only where there is much to do
+HINTS = (None, 2, 17, 64, 512, 4096)
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,11 @@ class Program:
     tainted: tuple[bool, ...]
     described: tuple[str, ...]
 
-    def make_inputs(self, seed: int) -> tuple[list[Any], dict[str, int]]:
-        """Inputs for a call (storages, sizes), and the sizes of all symbols."""
+    def make_inputs(self, seed: int, given: Mapping[str, int] | None = None) -> tuple[list[Any], dict[str, int]]:
+        """Inputs for a call (storages, sizes), and the sizes of all symbols: small ones, or those ``given``."""
         rng = random.Random(seed)
         sizes = {s.name: rng.choice([s.lo, s.lo, s.lo + 1, s.lo + 2, 5, 8, 9]) for s in self.module.symbols}
+        sizes |= given or {}
         inputs: list[Any] = []
         for item in self.module.inputs:
             if isinstance(item, Buffer):
@@ -95,9 +97,10 @@ def random_array(rng: random.Random, dtype: DType, shape: Sequence[int]) -> Any:
         return to_storage(np.asarray(out), dtype)
 
 
-def random_module(seed: int, steps: int = 0) -> Program:
-    """A valid LOOPS module made from ``seed``, of about ``steps`` ops (0: a random number)."""
-    return _Generator(seed).program(steps)
+def random_module(seed: int, steps: int = 0, symbolic: bool = False) -> Program:
+    """A valid LOOPS module made from ``seed``, of about ``steps`` ops (0: a random number); with ``symbolic``, one that has
+    sizes known only when it is called, most of them with hints."""
+    return _Generator(seed, symbolic).program(steps)
 
 
 def call_extern(step: Extern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -111,9 +114,15 @@ def call_extern(step: Extern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     raise ValueError(step.target)
 
 
-def run(program: Program, module: Module, seed: int, shuffle: random.Random | None = None) -> list[Any]:
-    """Values of the outputs, then of the inputs after the call, of ``module`` (a form of ``program``'s)."""
-    inputs, sizes = program.make_inputs(seed)
+def run(
+    program: Program,
+    module: Module,
+    seed: int,
+    shuffle: random.Random | None = None,
+    given: Mapping[str, int] | None = None,
+) -> list[Any]:
+    """Values of the outputs, then of the inputs after the call, of ``module`` (a form of ``program``'s) for sizes ``given``."""
+    inputs, sizes = program.make_inputs(seed, given)
     outputs = run_module(module, inputs, call_extern, sizes, shuffle)
     return [*outputs, *inputs]
 
@@ -158,8 +167,9 @@ def differences(program: Program, expected: Sequence[Any], found: Sequence[Any])
 
 
 class _Generator:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, symbolic: bool = False) -> None:
         self.rng = random.Random(seed)
+        self.hints = random.Random(f"hints {seed}") if symbolic else None
         self.seed = seed
         self.extents, self.limit = (EXTENTS, 2000) if self.rng.random() < 0.75 else (LARGE, 20000)
         self.symbols: list[Symbol] = []
@@ -173,8 +183,10 @@ class _Generator:
 
     def program(self, steps: int) -> Program:
         rng = self.rng
-        for number in range(rng.choice([0, 0, 0, 1, 1, 2])):
-            self.symbols.append(Symbol(f"s{number}", rng.choice([0, 1, 2, 2])))
+        count = rng.choice([0, 0, 0, 1, 1, 2])
+        for number in range(max(count, 1) if self.hints else count):
+            hint = self.hints.choice(HINTS) if self.hints else None
+            self.symbols.append(Symbol(f"s{number}", rng.choice([0, 1, 2, 2]), hint=hint))
         for number in range(rng.randint(1, 3)):
             self._input(number)
         makers = [self._map] * 5 + [self._view] * 6 + [self._reduce] * 3

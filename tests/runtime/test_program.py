@@ -358,3 +358,12 @@ def test_checked_programs_refuse_other_inputs() -> None:
     with pytest.raises(LowcError, match="takes 2 inputs, not 1"):
         call([good])
     assert call([torch.ones(1, 3), torch.ones(3, 1).t()]) == []
+
+
+def test_a_result_of_another_dtype_than_planned_is_converted() -> None:
+    """As with what batch norm keeps, of which torch's fake tensors have another idea than ATen."""
+    x, y = buffer("x", 4), buffer("y", 4, dtype=types.f64)
+    program = load(module([x], [y], [whole(y)], [Extern("aten.mul.Tensor", (whole(x), whole(x)), (), (y,))]))
+    given = torch.randn(4)
+    (out,) = program.call([given])
+    assert out.dtype == torch.float64 and torch.equal(out, (given * given).double())

@@ -59,3 +59,55 @@ def test_temps_share_the_workspace_where_that_costs_no_memory() -> None:
 @pytest.mark.parametrize("hold", [True, False])
 def test_small_temps_are_always_in_the_workspace(hold: bool) -> None:
     assert plan(1 << 10, hold=hold) == ({"t": 0, "u": 4 << 10}, 8 << 10)
+
+# ``big`` dies before ``small`` begins; the size ``u`` is known only once the extern call has been made.
+SYMBOLIC = """module @SCHEDULED(s: 2.. ~ 100, u: 0..) {
+  input x: f32[s]
+  temp big: f32[s*3]
+  temp found: f32[u]
+  temp small: f32[s]
+  temp late: f32[u]
+  temp out: f32[s]
+  temp end: f32[u]
+  launch grow(x, big)
+  found = extern select(big)
+  launch cut(x, small)
+  launch copy(found, late)
+  launch cut(small, out)
+  launch copy(late, end)
+  return out, end
+}
+
+kernel grow(s: size 2.. ~ 100, x: f32[s], y: f32[s*3]) {
+  for i in s {
+    y[i*3] = x[i]
+    y[i*3 + 1] = x[i]
+    y[i*3 + 2] = x[i]
+  }
+}
+
+kernel cut(s: size 2.. ~ 100, x: f32[s], y: f32[s]) {
+  for i in s {
+    y[i] = x[i]
+  }
+}
+
+kernel copy(u: size 0.., x: f32[u], y: f32[u]) {
+  for i in u {
+    y[i] = x[i]
+  }
+}
+"""
+
+
+def test_symbolic_sizes_share_what_is_surely_large_enough() -> None:
+    module = memory.run(parse_module(SYMBOLIC), TARGET, Options())
+    verify_module(module)
+    assert {name: str(offset) for name, offset in module.placed} == {"big": "0", "small": "0"}
+    assert str(module.workspace) == "((s*3 + 15) // 16)*64"
+
+
+def test_sizes_that_a_step_tells_are_not_in_the_workspace() -> None:
+    module = memory.run(parse_module(SYMBOLIC), TARGET, Options())
+    assert "late" not in dict(module.placed)
+    assert "u" not in str(module.workspace)

@@ -3,7 +3,7 @@ calls on each thread.
 
 ``for i in N parallel { … }`` in kernel k becomes ``@k.1(captured…, ptr %error, i64 %lo, i64 %hi)``, a
 worker ``@k.1.worker(ptr %context)`` that unpacks what is captured and takes its thread's share of 0 .. N-1,
-and a call ``GOMP_parallel(worker, context, 0, 0)``.
+and a call ``GOMP_parallel(worker, context, 0, 0)``.  ``parallel(M)`` makes that one thread below M iterations.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def emit(e: "Emitter", stmt: For) -> None:
     captures = [*_captures(e, stmt), Capture("error", "", "ptr", e.r.error)]
     _body(e, stmt, name, captures)
     _worker(e, name, captures)
-    _fork(e, name, captures, scalar_index(e.r, stmt.axis.extent))
+    _fork(e, name, captures, scalar_index(e.r, stmt.axis.extent), max(2, stmt.kind.width))
     e.memo.clear()
 
 
@@ -130,8 +130,8 @@ def _worker(e: "Emitter", name: str, captures: Sequence[Capture]) -> None:
     b.finish(f"internal void @{quoted(name + '.worker')}(ptr %context)")
 
 
-def _fork(e: "Emitter", name: str, captures: Sequence[Capture], extent: str) -> None:
-    """Packs what the workers need and runs them on all threads; a single iteration, or none, stays on this
+def _fork(e: "Emitter", name: str, captures: Sequence[Capture], extent: str, least: int) -> None:
+    """Packs what the workers need and runs them on all threads; fewer than ``least`` iterations stay on this
     one.
     """
     b = e.b
@@ -142,7 +142,7 @@ def _fork(e: "Emitter", name: str, captures: Sequence[Capture], extent: str) -> 
         b.line(f"store {type_} {text}, ptr {place}")
     b.module.declare("GOMP_parallel", "void", "ptr, ptr, i32, i32")
     threads = "0"
-    if not extent.isdigit() or int(extent) < 2:
-        few = b.op(f"icmp slt i64 {extent}, 2")
+    if not extent.isdigit() or int(extent) < least:
+        few = b.op(f"icmp slt i64 {extent}, {least}")
         threads = b.op(f"select i1 {few}, i32 1, i32 0")
     b.line(f"call void @GOMP_parallel(ptr @{quoted(name + '.worker')}, ptr {context}, i32 {threads}, i32 0)")

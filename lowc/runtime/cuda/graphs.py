@@ -13,6 +13,7 @@ Replays follow one another on the device, whatever streams they are called on.  
 ``reason`` says why: it is logged once.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from threading import RLock
@@ -196,14 +197,15 @@ class Captured:
                 self._done.wait(caller)
             for _, copy in self._copies:
                 self._device.seam.keep(copy)
-        with torch.no_grad():
-            for number, copy in self._copies:
-                copy.copy_(args[number])
-            self._graph.replay()
-            outputs = self._results(args)
+        try:
+            with torch.no_grad():
+                for number, copy in self._copies:
+                    copy.copy_(args[number])
+                self._graph.replay()
+                return self._results(args)
+        finally:  # also when memory for the results runs out: the next replay must not overtake this one
             self._done.record(caller)
             self._last = caller
-        return outputs
 
 
 Fixed = list[tuple[int, int]]
@@ -231,14 +233,21 @@ def memory_for(args: Sequence[Any], stay: frozenset[int]) -> tuple[Fixed, Copies
 
 
 def capture_with_torch(call: Call, device: Device, args: list[Any], stay: frozenset[int]) -> Captured:
-    """Captures ``call`` on a stream of lowc's, with memory of its own.  ``args`` stays as it is."""
+    """Captures ``call`` on a stream of lowc's, with memory of its own.  ``args`` stays as it is.
+
+    No garbage is collected meanwhile: a graph of the user's in it cannot be destroyed during a capture, and would end it.
+    """
     fixed, copies, inside = memory_for(args, stay)
     lane = device.lanes.take()
+    collects = gc.isenabled()
+    gc.disable()
     try:
         stream = torch.cuda.ExternalStream(lane.stream, device=device.index)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             outputs = call(list(inside))
     finally:
+        if collects:
+            gc.enable()
         device.lanes.give(lane)
     return Captured(device, graph, fixed, copies, inside, outputs)

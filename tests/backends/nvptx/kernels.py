@@ -573,7 +573,8 @@ for _name, _tolerance in (
     ("shared_atomics", 1e-4), ("halves", 0.3), ("loop_of_rows", 1e-4), ("strips", 1e-4), ("scan", 1e-5),
 ):  # fmt: skip
     CASES[_name] = Case(KERNELS[_name], tolerance=_tolerance)
-CASES["scatter_add"] = Case(KERNELS["scatter_add"], below={"at": 100}, tolerance=0.3)
+# forty numbers of size one added up in bf16, in any order
+CASES["scatter_add"] = Case(KERNELS["scatter_add"], below={"at": 100}, tolerance=0.6)
 CASES["gather"] = Case(KERNELS["gather"], below={"at": 1000}, special=True)
 CASES["dynamic"] = Case(
     KERNELS["dynamic"], ({"n": 3, "m": 7}, {"n": 2, "m": 1000}, {"n": 1, "m": 259}), tolerance=1e-4

@@ -138,6 +138,28 @@ def test_replays_on_different_streams_wait_for_one_another(on) -> None:
     assert ("wait", 0x77, done) in log and ("record", done, 0x77) in log
 
 
+def test_a_replay_that_fails_is_waited_for(on, monkeypatch) -> None:
+    program, captured = summed(on)
+    weight = torch.randn(3, 4)
+    for _ in range(3):
+        program.call([torch.randn(3, 4), weight])
+    (found,) = captured._sets.values()
+    on[2].current = 0x77
+
+    def full(args: Any) -> Any:
+        raise torch.OutOfMemoryError("no room for the results")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(found.graph, "_results", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            program.call([torch.randn(3, 4), weight])
+    on[1].log.clear()
+    on[2].current = 0
+    x = torch.randn(3, 4)
+    assert torch.equal(program.call([x, weight])[0], x + weight)
+    assert ("wait", 0, found.graph._done.handle) in on[1].log
+
+
 def test_a_failed_capture_is_a_call_as_it_is(monkeypatch, caplog) -> None:
     def fails(*args: Any) -> Captured:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")

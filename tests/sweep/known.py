@@ -1,0 +1,58 @@
+"""Differences from eager that are understood and stay: what they are about, and why.
+
+Each is named by op (a pattern), by a part of what the sweep says, and by the reason; nothing else is excused.
+"""
+
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+
+class Known(NamedTuple):
+    """``ops``: patterns of names as in op_db, separated by spaces; ``detail``: a part of the message."""
+
+    ops: str
+    detail: str
+    reason: str
+
+
+KNOWN = (
+    Known(
+        "*batch_norm* *group_norm *instance_norm",
+        "sign of",
+        "eager computes x * scale + shift, lowc (x - mean) * rstd * weight + bias: what cancels to 0 may have another sign",
+    ),
+    Known("nn.functional.instance_norm", "NaN or infinity", "the same for infinite inputs: inf * 0 against inf - inf"),
+    Known(
+        "nn.functional.interpolate.* nn.functional.upsample_*",
+        "NaN or infinity",
+        "AOTAutograd takes interpolation apart as a + (b - a) * w, which is NaN between two infinities",
+    ),
+    Known(
+        "nn.functional.interpolate.nearest* nn.functional.upsample_nearest",
+        "strides",
+        "AOTAutograd takes interpolation apart; a permuted input gives other strides than the whole op",
+    ),
+    Known("nn.functional.softshrink", "sign of", "AOTAutograd takes softshrink apart; x * 0 keeps the sign of x"),
+    Known("native_dropout_backward", "sign of", "grad * mask * scale: a masked element has the sign of the product"),
+    Known("native_dropout_backward", "strides", "torch's decomposition has the strides of the product"),
+    Known("cummax cummin", "sign of", "which of two equal zeros a running extremum holds"),
+    Known("nn.functional.gelu", "NaN or infinity", "gelu(inf) is inf, as in eager for f64 and f16 (docs/limits.md)"),
+    Known("logit", "NaN or infinity", "the gradient at -0.0 is 1 / -0.0; ATen's vector code drops the sign"),
+    Known("prod", "NaN or infinity", "the gradient of a product of infinities: eager looks at the values to choose a formula"),
+    Known(
+        "_batch_norm_with_update nn.functional.max_unpool* resize_as_",
+        "strides",
+        "torch's fake tensors have other strides than ATen's result, and all that follows is compiled with them",
+    ),
+    Known("normal.in_place", "values", "AOTAutograd makes it functional: numbers are drawn for a contiguous tensor"),
+    Known("kron", "tolerances", "a sum of 200 terms that cancel to a hundredth of their size"),
+    Known("_chunk_cat nn.functional.pdist linalg.eig*", "exit status", "eager itself ends the process"),
+)
+
+
+def why_known(op: str, detail: str) -> str | None:
+    """The reason for a difference, or None if it is not known."""
+    for known in KNOWN:
+        if known.detail in detail and any(fnmatchcase(op, pattern) for pattern in known.ops.split()):
+            return known.reason
+    return None
