@@ -130,12 +130,25 @@ def _partition(
 
 
 def _see_through_detach(graph: fx.Graph) -> None:
-    """Uses ``x`` for ``detach(x)``, which autograd puts around what it keeps and the partitioner would not compute again."""
+    """Uses the logarithms of probabilities themselves where autograd keeps a ``detach`` of them, which the partitioner would not
+    compute again: so it can keep the logits.  (For an activation that a layer needs whole, keeping it is best.)"""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
-        users = [user for user in node.users if user.op != "output"]
-        for user in users:
+        if not _is_log_softmax(node.args[0]):
+            continue
+        for user in [user for user in node.users if user.op != "output"]:
             user.replace_input_with(node, node.args[0])
     graph.eliminate_dead_code()
+
+
+def _is_log_softmax(value: Any) -> bool:
+    """Whether ``value`` is what ``decomp_norm.log_softmax`` makes: x - log(sum), perhaps converted."""
+    aten = torch.ops.aten
+    while isinstance(value, fx.Node) and value.target in (aten._to_copy.default, aten.clone.default, aten.detach.default):
+        value = value.args[0]
+    if not isinstance(value, fx.Node) or value.target is not aten.sub.Tensor:
+        return False
+    last = value.args[1]
+    return isinstance(last, fx.Node) and last.target is aten.log.default
 
 
 def _boxed(compiled: Compiled) -> Compiled:

@@ -113,26 +113,6 @@ def _pooled(
     return tuple(t for t in targets if t is not None)
 
 
-def max_pool_backward(rank: int) -> Callable[..., Value]:
-    """The gradients of windows added up where their maxima were, in row-major order."""
-
-    def lower(
-        b: Builder,
-        out: TensorMeta,
-        grad_output: Value,
-        self: Value,
-        kernel_size: object,
-        stride: object,
-        padding: object,
-        dilation: object,
-        ceil_mode: bool,
-        indices: Value,
-    ) -> Value:
-        return _scattered(b, out, grad_output, indices, rank)
-
-    return lower
-
-
 def adaptive_max_pool_backward(rank: int) -> Callable[..., Value]:
     def lower(b: Builder, out: TensorMeta, grad_output: Value, self: Value, indices: Value) -> Value:
         return _scattered(b, out, grad_output, indices, rank)

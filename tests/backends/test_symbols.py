@@ -10,7 +10,7 @@ import pytest
 from lowc.errors import CodegenError
 from lowc.ir.ops import APPROXIMATE, CHECKS, OPS, result_dtype
 from lowc.ir.parser import parse_kernel
-from lowc.ir.types import DTYPES, DType, bool_
+from lowc.ir.types import DTYPES, DType, bool_, f64
 from lowc.options import Options
 from lowc.scheduler.legalise import legalise_kernel
 from tests.backends.harness import ISAS, module_of, target
@@ -51,6 +51,8 @@ def expressions(dtype: DType, isa: str) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     for name, row in OPS.items():
         if dtype.kind not in row.kinds or name in CHECKS | APPROXIMATE or name in LEFT_OUT[isa]:
+            continue
+        if name.startswith("near_") and dtype == f64:  # for what is rounded to f16 or bf16
             continue
         own = f"in_{dtype}[@]"
         double, whole = (own if t == str(dtype) else cast(str(dtype), f"in_{t}[@]") for t in ("f64", "i64"))

@@ -174,4 +174,4 @@ def test_peak_of_a_training_step(compiler_auto: Any, name: str) -> None:
 
 
 def _tensors() -> int:
-    return sum(isinstance(o, torch.Tensor) and o.shape == (65, 65) for o in gc.get_objects())
+    return sum(type(o) is torch.Tensor and o.shape == (65, 65) for o in gc.get_objects())
