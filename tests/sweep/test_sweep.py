@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.sweep import report
-from tests.sweep.compare import difference
-from tests.sweep.known import why_known
-from tests.sweep.samples import VARIANTS, cases, entries
-from tests.sweep.trial import attempt
-from tests.sweep.workers import Record, Task, messages, sweep
+pytest.importorskip("expecttest")  # torch's own samples need it
+
+from tests.sweep import report  # noqa: E402
+from tests.sweep.compare import difference  # noqa: E402
+from tests.sweep.known import why_known  # noqa: E402
+from tests.sweep.samples import VARIANTS, cases, entries  # noqa: E402
+from tests.sweep.trial import attempt  # noqa: E402
+from tests.sweep.workers import Record, Task, messages, sweep  # noqa: E402
 
 OPS = (
     "add div.floor_rounding exp where clamp sum amax cumsum var softmax cat nn.functional.pad.reflect gather scatter index_put "
