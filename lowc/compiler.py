@@ -9,16 +9,15 @@ warning. ``options.strict_errors`` raises instead.  Neither does a bug in lowc, 
 one, and ``options.check`` raises it, too.
 """
 
-import gc
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lowc.artifact import Artifact, Native
+from lowc.collection import collection_paused
 from lowc.errors import InternalError, LowcError, OptionError, Unsupported, VerifyError
 from lowc.ir.graph import Graph, device_of
 from lowc.ir.graph_printer import print_graph
@@ -70,7 +69,9 @@ def _compile(graph: Graph, constants: Sequence[Any], options: Options, trace: Tr
         with trace.phase("runtime"):
             return bind(artifact, constants)
 
-    with _collector_paused():
+    # The IR has no cycles, and each full collection walks all that torch and Dynamo keep: a tenth to a third of the time
+    # for a graph of a thousand nodes, and growing faster than the graph.
+    with collection_paused():
         program = _with_fallbacks(graph, options, trace, attempt)
     trace.dump("host", lambda: program.source, "py")
     for step in program.artifact.program:
@@ -80,19 +81,6 @@ def _compile(graph: Graph, constants: Sequence[Any], options: Options, trace: Tr
         miss = " (cache miss)" if trace.counters.get("cache miss") else ""
         print(f"lowc: {graph.name}{miss}\n{trace.report()}", file=sys.stderr)
     return program.call
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No cyclic garbage collection meanwhile: the IR has no cycles, and each full collection walks all that torch and Dynamo keep
-    (a tenth to a third of the time for a graph of a thousand nodes, and growing faster than the graph)."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def cross_compile(graph: Graph, target: Target, options: Options, trace: Trace, constants: int = 0) -> Artifact:
@@ -110,7 +98,7 @@ def cross_compile(graph: Graph, target: Target, options: Options, trace: Trace, 
     def attempt(forbidden: frozenset[str]) -> Artifact:
         return _gpu_artifact(_lowered(graph, options, trace, forbidden), target, options, trace)
 
-    with _collector_paused():
+    with collection_paused():
         artifact = _with_fallbacks(graph, options, trace, attempt)
     trace.dump("host", lambda: program.source(artifact, constants, options, target.cores), "py")
     return artifact

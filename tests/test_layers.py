@@ -18,6 +18,7 @@ RANKS = {
     "target": 1,
     "trace": 0,
     "machine": 0,
+    "collection": 0,
     "host": 0,
     "cache": 2,
     "frontend": 2,

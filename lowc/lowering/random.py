@@ -14,7 +14,7 @@ from lowc.ir.philox import FRACTION_BITS, MULTIPLIERS, ROUNDS, WEYL, WORD, needs
 from lowc.ir.types import DType, f32, f64, i32, i64, u32, u64
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.scalars import bitcast, cast, const, like, op, select
-from lowc.lowering.values import Coords, Value, ravel
+from lowc.lowering.values import Coords, Value, product, ravel
 
 
 def random(
@@ -75,7 +75,7 @@ def _is(place: Expr, number: int) -> Expr:
 def words(b: Builder, position: Index, shape: Coords, number: int, key: Expr) -> list[Expr]:
     """The four words of the generator for the counter (``position``, ``number``) and the key (u64)."""
     at = b.let(b.index(position))
-    count = constant(_count(shape))
+    count = constant(product(shape))
     few = count is not None and count <= 1 << 32
     above: Expr = const(0, u32) if few else b.let(cast(op("shr", cast(at, u64), const(32, u64)), u32))
     c: list[Expr] = [b.let(cast(at, u32)), above, const(number, u32), const(0, u32)]
@@ -85,13 +85,6 @@ def words(b: Builder, position: Index, shape: Coords, number: int, key: Expr) ->
         (high0, low0), (high1, low1) = (_product(m, c[n]) for m, n in zip(MULTIPLIERS, (0, 2), strict=True))
         c = [b.let(word) for word in (_xor(_xor(high1, c[1]), k0), low1, _xor(_xor(high0, c[3]), k1), low0)]
     return c
-
-
-def _count(shape: Coords) -> Index:
-    total = ZERO + 1
-    for size in shape:
-        total = total * size
-    return total
 
 
 def _product(a: int, x: Expr) -> tuple[Expr, Expr]:

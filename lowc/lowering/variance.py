@@ -24,34 +24,31 @@ from lowc.ir.types import DType, compute_dtype
 from lowc.lowering.builder import Builder, Operand, Row
 from lowc.lowering.reduce import Dims, only_floats, reduced_dims, total
 from lowc.lowering.scalars import cast, like, op, select
-from lowc.lowering.values import Value, contiguous_strides, loop_order
+from lowc.lowering.values import Value, contiguous_strides, loop_order, product
 
 # Below, a part is less than two loads of a warp, and its sums cost as much as reading it again.
 LEAST_PART = 64
 
 
-def var(
-    b: Builder,
-    out: TensorMeta,
-    self: Value,
-    dim: Dims = None,
-    *,
-    correction: Operand | None = None,
-    keepdim: bool = False,
-) -> Value:
-    return _moments(b, [out], self, dim, correction, lambda variance, _: [variance])[0]
+def _only(result: Callable[[Expr], Expr]) -> Callable[..., Value]:
+    """The op that gives ``result(variance)`` alone."""
+
+    def lower(
+        b: Builder,
+        out: TensorMeta,
+        self: Value,
+        dim: Dims = None,
+        *,
+        correction: Operand | None = None,
+        keepdim: bool = False,
+    ) -> Value:
+        return _moments(b, [out], self, dim, correction, lambda variance, _: [result(variance)])[0]
+
+    return lower
 
 
-def std(
-    b: Builder,
-    out: TensorMeta,
-    self: Value,
-    dim: Dims = None,
-    *,
-    correction: Operand | None = None,
-    keepdim: bool = False,
-) -> Value:
-    return _moments(b, [out], self, dim, correction, lambda variance, _: [op("sqrt", variance)])[0]
+var = _only(lambda variance: variance)
+std = _only(lambda variance: op("sqrt", variance))
 
 
 def var_mean(
@@ -99,9 +96,7 @@ def _moments(
     steps = dict(zip(order, contiguous_strides(tuple(shape[d] for d in order)), strict=True))
     meta = TensorMeta(acc, shape, tuple(steps[d] for d in range(len(shape))), ZERO, outs[0].device)
     means, spreads, rests = b.reduce([meta, meta, meta], self, parts, _mean_spread_and_rest)
-    size = ONE
-    for d in parts:
-        size = size * self.shape[d]
+    size = product(tuple([self.shape[d] for d in parts]))
 
     def combined(r: Row) -> Sequence[Expr]:
         n = cast(b.index(size), acc)

@@ -13,7 +13,6 @@ Replays follow one another on the device, whatever streams they are called on.  
 ``reason`` says why: it is logged once.
 """
 
-import gc
 import logging
 from collections.abc import Callable, Sequence
 from threading import RLock
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from lowc.artifact import Artifact
+from lowc.collection import collection_paused
 from lowc.errors import LowcError
 from lowc.ir.index import Symbol
 from lowc.ir.nodes import Extern
@@ -239,15 +239,11 @@ def capture_with_torch(call: Call, device: Device, args: list[Any], stay: frozen
     """
     fixed, copies, inside = memory_for(args, stay)
     lane = device.lanes.take()
-    collects = gc.isenabled()
-    gc.disable()
     try:
         stream = torch.cuda.ExternalStream(lane.stream, device=device.index)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with collection_paused(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             outputs = call(list(inside))
     finally:
-        if collects:
-            gc.enable()
         device.lanes.give(lane)
     return Captured(device, graph, fixed, copies, inside, outputs)
