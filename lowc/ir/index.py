@@ -161,6 +161,11 @@ def constant(index: Index) -> int | None:
     return None
 
 
+def multiple_of(index: Index, number: int) -> bool:
+    """Whether every term of ``index`` visibly is a multiple of ``number``."""
+    return all(coefficient % number == 0 for _, coefficient in index.terms)
+
+
 def _key(atom: Atom) -> tuple[int, str]:
     if isinstance(atom, Axis | Symbol | Opaque):
         return _RANK[type(atom)], atom.name
@@ -384,11 +389,13 @@ def lower_bound(index: Index) -> int | None:
     """A number that ``index`` is never below, or None.  Axes and remainders take their own, possibly symbolic, ranges."""
     if (bound := _numeric_lower_bound(index)) is not None:
         return bound
-    for atom in _ranged(index):
+    if (bound := _bound_by_parts(index)) is not None:
+        return bound
+    for atom in _innermost_first(_ranged(index)):
         coefficient, rest = split(index, atom)
         if atom in _ranged(coefficient):
             return None
-        top = (atom.extent if isinstance(atom, Axis) else atom.den) - 1
+        top = _extent(atom) - 1
         if (bound := lower_bound(coefficient)) is not None and bound >= 0:
             return lower_bound(rest)
         if (bound := lower_bound(-coefficient)) is not None and bound >= 0:
@@ -423,6 +430,35 @@ def prove_nonneg(index: Index) -> bool:
     """True if ``index >= 0`` is certain."""
     bound = lower_bound(index)
     return bound is not None and bound >= 0
+
+
+@lru_cache(1 << 14)
+def _bound_by_parts(index: Index) -> int | None:
+    """The bound with one minimum or maximum replaced by either of its parts, if one cancels other terms, as in
+    ``n - 64*o - min(64, n - 64*o)``."""
+    for monomial, coefficient in index.terms:
+        atom = monomial[0] if len(monomial) == 1 else None
+        if isinstance(atom, Min) and coefficient < 0 or isinstance(atom, Max) and coefficient > 0:
+            signs = {m: c > 0 for m, c in index.terms if m and m != monomial}
+            if any(signs.get(m, c * coefficient > 0) != (c * coefficient > 0) for p in (atom.a, atom.b) for m, c in p.terms):
+                rest = index - Index(((monomial, coefficient),))
+                found = [lower_bound(rest + part * coefficient) for part in (atom.a, atom.b)]
+                return max([b for b in found if b is not None], default=None)
+    return None
+
+
+def _innermost_first(ranged: list[Axis | Mod]) -> list[Axis | Mod]:
+    """``ranged``, from an atom on that no range of another one depends on, since its own range may cancel those."""
+    if len(ranged) > 1:
+        inside = {a for r in ranged if constant(_extent(r)) is None for a in atoms(_extent(r))}
+        free = [r for r in ranged if r not in inside]
+        if free and free[0] is not ranged[0]:
+            return free
+    return ranged
+
+
+def _extent(atom: Axis | Mod) -> Index:
+    return atom.extent if isinstance(atom, Axis) else atom.den
 
 
 def _ranged(index: Index) -> list[Axis | Mod]:

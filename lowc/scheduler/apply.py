@@ -16,6 +16,7 @@ from lowc.ir.index import (
     ix,
     minimum,
     mod,
+    multiple_of,
     prove_nonneg,
     split,
     substitute,
@@ -192,10 +193,9 @@ def _split(loop: For, size: int, taken: set[str]) -> tuple[Stmt, ...]:
 
 def split_axes(axis: Axis, size: int, taken: set[str]) -> tuple[Axis, Axis, Index]:
     """(outer axis, inner axis, what the old axis is in terms of them)."""
-    extent = constant(axis.extent)
     outer = Axis(fresh(f"{axis.name}_o", taken), (axis.extent + (size - 1)) // size)
     left = axis.extent - ix(outer) * size
-    whole = extent is not None and extent % size == 0
+    whole = multiple_of(axis.extent, size)
     inner = Axis(fresh(f"{axis.name}_i", taken), ix(size) if whole else minimum(size, left))
     return outer, inner, ix(outer) * size + inner
 

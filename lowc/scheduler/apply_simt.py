@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import Axis, Index, constant, floordiv, ix, minimum, mod, upper_bound
+from lowc.ir.index import Axis, Index, constant, floordiv, ix, minimum, mod, multiple_of, upper_bound
 from lowc.ir.nodes import (
     PARALLEL,
     Alloc,
@@ -195,13 +195,13 @@ def _spread(loop: For, step: Spread, taken: set[str]) -> For:
     turn = Axis(fresh(f"{name}_o", taken), turns)
     single = constant(turns) == 1
     at: Index = ix(0) if single else ix(turn)
-    whole = known is not None and known % chunk == 0
+    whole = multiple_of(extent, chunk)
     left = (extent - at * chunk + (step.lanes - 1)) // step.lanes
     thread = Axis(fresh(f"{name}_t", taken), ix(step.threads) if whole else minimum(step.threads, left))
     position = at * step.threads + thread
     body: tuple[Stmt, ...]
     if step.lanes > 1:
-        even = known is not None and known % step.lanes == 0
+        even = multiple_of(extent, step.lanes)
         over = extent - position * step.lanes
         lane = Axis(fresh(f"{name}_v", taken), ix(step.lanes) if even else minimum(step.lanes, over))
         inner = Substitution({loop.axis: position * step.lanes + lane}).body(loop.body)

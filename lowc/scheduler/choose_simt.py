@@ -11,7 +11,7 @@ block    small kernels of several nests: one block runs them all
 
 from collections.abc import Iterator, Sequence
 
-from lowc.ir.index import Axis, Index, Opaque, constant, depends_on, ix, split
+from lowc.ir.index import Axis, Index, Opaque, constant, depends_on, ix, multiple_of, split
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Stmt, Store, Update
 from lowc.ir.scan import outer_updates, running
@@ -166,8 +166,7 @@ def _in_lanes(axes: list[str], lanes: int, plan: list[Primitive]) -> list[str]:
 
 def _dividing(lanes: int, extent: Index, times: int = 1) -> int:
     """The most lanes up to ``lanes`` of which ``times`` as many divide ``extent``."""
-    known = constant(extent)
-    while lanes > 1 and (known is None or known % (lanes * times)):
+    while lanes > 1 and not multiple_of(extent, lanes * times):
         lanes //= 2
     return lanes
 
@@ -304,7 +303,7 @@ def _column_lanes(free: Sequence[For], stages: Sequence[For]) -> int:
     """Columns of a thread, of 8 bytes together, if there is one reduction that can be done for all of them at once."""
     body = free[-1].body
     axis = free[-1].axis
-    if len(stages) != 1 or len(_perfect(stages[0])) != 1 or constant(axis.extent) is None or not _is_leaf(stages[0]):
+    if len(stages) != 1 or len(_perfect(stages[0])) != 1 or not _is_leaf(stages[0]):
         return 1
     before = body[: [s is stages[0] for s in body].index(True)]
     if not all(isinstance(s, Acc) and len(s.vars) == 1 for s in before):

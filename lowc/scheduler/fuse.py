@@ -13,8 +13,8 @@ Precondition: a kernel's params are the module's own buffers.  Does not remove s
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowc.ir.index import Axis, Index, Symbol, ix
-from lowc.ir.nodes import Buffer, Extern, For, Kernel, Launch, Let, Module, Stmt, Store
+from lowc.ir.index import Axis, Index, Symbol, constant, ix
+from lowc.ir.nodes import Acc, Buffer, Extern, For, Kernel, Launch, Let, Module, Stmt, Store, Update
 from lowc.ir.walk import Substitution, loads, names, statements, stores
 from lowc.options import Options
 from lowc.scheduler.merge import Cache, merge
@@ -27,6 +27,7 @@ MAX_PARAMS = 48
 MAX_PARTNERS = 4  # kernels that one kernel tries to join
 LARGE = 256  # elements of a buffer that is worth sharing among siblings
 MUCH = 65536  # iterations of a kernel that should be spread over the cores
+ROW = 32  # elements of a reduced row that are worth a warp
 FEW = 16  # outer iterations below which a large kernel would starve the cores
 
 
@@ -54,10 +55,9 @@ def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with kernels joined; repeated until nothing joins, since a join can make another possible."""
     groups = [_group(step) for step in module.steps]
     cache: Cache = {}
-    few = max(FEW, 2 * target.cores) if target.kind == "nvptx" else FEW
     for _ in range(3):
         before = len(groups)
-        groups = _sweep(groups, cache, few)
+        groups = _sweep(groups, cache, target)
         if len(groups) == before:
             break
     return prune(module, [_finished(g) for g in groups])
@@ -86,7 +86,7 @@ def _work(body: Sequence[Stmt]) -> int:
     return max((max(1, estimate(s.axis.extent)) * _work(s.body) for s in body if isinstance(s, For)), default=1)
 
 
-def _sweep(groups: list[_Group], cache: Cache, few: int) -> list[_Group]:
+def _sweep(groups: list[_Group], cache: Cache, target: Target) -> list[_Group]:
     """One pass over the kernels in order, each joining a kernel before it if it can."""
     done: list[_Group | None] = []
     writers: dict[int, list[int]] = {}
@@ -99,7 +99,7 @@ def _sweep(groups: list[_Group], cache: Cache, few: int) -> list[_Group]:
                 other = done[candidate]
                 assert other is not None
                 spot = _spot(other, group, candidate, len(done), writers, readers)
-                if spot is None or (joined := _join(other, group, cache, few)) is None:
+                if spot is None or (joined := _join(other, group, cache, target)) is None:
                     continue
                 done[candidate] = None
                 place, group = spot, joined
@@ -158,7 +158,7 @@ def _spot(
 # ---------------------------------------------------------------- joining two kernels
 
 
-def _join(first: _Group, second: _Group, cache: Cache, few: int) -> _Group | None:
+def _join(first: _Group, second: _Group, cache: Cache, target: Target) -> _Group | None:
     """One kernel for both, or None if no outer loop joins or it would not pay."""
     if first.size + second.size > MAX_STATEMENTS:
         return None
@@ -168,7 +168,7 @@ def _join(first: _Group, second: _Group, cache: Cache, few: int) -> _Group | Non
     mine = apart(second.body, set(first.names) | {p.name for p in first.params})
     for head, body in _variants(first.body, mine):
         block, joined = merge(head, body, cache)
-        if (joined or _is_epilogue(second, first)) and _wide_enough(block, first, second, few):
+        if (joined or _is_epilogue(second, first)) and _wide_enough(block, first, second, target):
             return _Group(
                 first.step,
                 first.reads | second.reads,
@@ -196,8 +196,13 @@ def _name(a: str, b: str) -> str:
     return a if head == b else f"{head}__{b.split('__')[-1]}"
 
 
-def _wide_enough(block: Sequence[Stmt], first: _Group, second: _Group, few: int) -> bool:
-    """Whether enough iterations are left outside for the cores, or the kernel is small, or its loops joined all the way down."""
+def _wide_enough(block: Sequence[Stmt], first: _Group, second: _Group, target: Target) -> bool:
+    """Whether enough iterations are left outside for the cores, or the kernel is small, or its loops joined all the way down; and
+    whether the threads of a GPU's block can still share what is inside."""
+    gpu = target.kind == "nvptx"
+    if gpu and _nested_rows(block) and not _nested_rows(first.body) and not _nested_rows(second.body):
+        return False
+    few = max(FEW, 2 * target.cores) if gpu else FEW
     if max(first.work, second.work) < MUCH:
         return True
     for stmt in block:
@@ -213,43 +218,73 @@ def _wide_enough(block: Sequence[Stmt], first: _Group, second: _Group, few: int)
     return True
 
 
+def _nested_rows(block: Sequence[Stmt]) -> bool:
+    """Whether one of several stages goes over long rows and reduces each: a thread of a block would walk a row by itself."""
+    for stmt in block:
+        if isinstance(stmt, For):
+            stages = chain((stmt,))[-1].body
+            for stage in stages:
+                if isinstance(stage, For) and _reduces_rows(chain((stage,))[-1].body):
+                    return True
+    return False
+
+
+def _reduces_rows(body: Sequence[Stmt]) -> bool:
+    own = {v.name for s in body if isinstance(s, Acc) for v in s.vars}
+    rows = [s for s in body if isinstance(s, For) and _work((s,)) >= ROW]
+    return any(isinstance(u, Update) and u.vars[0].name in own for u in statements(rows))
+
+
 def _variants(a: Sequence[Stmt], b: tuple[Stmt, ...]) -> list[tuple[Sequence[Stmt], tuple[Stmt, ...]]]:
-    """Pairs of bodies to try: as they are; b's loops in a's order; one's outer loop split like the other's."""
-    out: list[tuple[Sequence[Stmt], tuple[Stmt, ...]]] = [(a, b)]
+    """Pairs of bodies to try: the first loops that differ made the same by a split; as they are; b's loops in a's order.
+
+    A split comes first: it joins more loops, which leaves more of them to share among cores.
+    """
     chain_a, chain_b = chain(a), chain(b)
     if not chain_a or not chain_b:
-        return out
+        return [(a, b)]
+    out: list[tuple[Sequence[Stmt], tuple[Stmt, ...]]] = []
+    extents_a, extents_b = [f.axis.extent for f in chain_a], [f.axis.extent for f in chain_b]
+    common = 0
+    while common < min(len(extents_a), len(extents_b)) and extents_a[common] == extents_b[common]:
+        common += 1
+    rest_a, rest_b = extents_a[common:], extents_b[common:]
+    if rest_a and rest_b:
+        if pieces := _pieces(rest_b[0], rest_a):
+            out.append((a, _split(b, chain_b, common, pieces)))
+        elif pieces := _pieces(rest_a[0], rest_b):
+            out.append((_split(a, chain_a, common, pieces), b))
+    out.append((a, b))
     if (permuted := _permuted(chain_a, a, chain_b, b)) is not None:
         out.append((a, permuted))
-    extents_a, extents_b = [f.axis.extent for f in chain_a], [f.axis.extent for f in chain_b]
-    if extents_a[0] != extents_b[0]:
-        if (count := _prefix(extents_a, extents_b[0])) > 1:
-            out.append((a, _split(b, chain_b[0], extents_a[:count])))
-        elif (count := _prefix(extents_b, extents_a[0])) > 1:
-            out.append((_split(a, chain_a[0], extents_b[:count]), b))
     return out
 
 
-def _prefix(extents: Sequence[Index], product: Index) -> int:
-    """How many leading extents have that product, 0 if none."""
+def _pieces(extent: Index, others: Sequence[Index]) -> list[Index]:
+    """Extents, the leading ones of ``others``, into which a loop over ``extent`` can be split; empty if it cannot."""
     total = ix(1)
-    for count, extent in enumerate(extents, 1):
-        total = total * extent
-        if total == product:
-            return count
-    return 0
+    for count, other in enumerate(others, 1):
+        total = total * other
+        if total == extent:
+            return list(others[:count]) if count > 1 else []
+    whole, part = constant(extent), constant(others[0])
+    if whole is not None and part is not None and 1 < part < whole and whole % part == 0:
+        return [others[0], ix(whole // part)]
+    return []
 
 
-def _split(body: Sequence[Stmt], loop: For, extents: Sequence[Index]) -> tuple[Stmt, ...]:
-    """``body``, which is ``loop`` alone, with that loop as a nest of ``extents``."""
+def _split(body: Sequence[Stmt], nest: Sequence[For], at: int, extents: Sequence[Index]) -> tuple[Stmt, ...]:
+    """``body``, the loops ``nest`` one in another, with the one at ``at`` as a nest of ``extents``."""
     taken = names(body)
     axes: list[Axis] = []
     position = ix(0)
+    loop = nest[at]
     for number, extent in enumerate(extents):
         axis = Axis(fresh(f"{loop.axis.name}_{number}", taken), extent)
         axes.append(axis)
         position = position * extent + axis
-    return nested(axes, Substitution({loop.axis: position}).body(loop.body))
+    inner = nested(axes, Substitution({loop.axis: position}).body(loop.body))
+    return nested([f.axis for f in nest[:at]], inner) if at else inner
 
 
 def _permuted(chain_a: list[For], a: Sequence[Stmt], chain_b: list[For], b: tuple[Stmt, ...]) -> tuple[Stmt, ...] | None:

@@ -238,27 +238,32 @@ def prune(module: Module, steps: Sequence[Launch | Extern]) -> Module:
 
 
 def map_kernels(module: Module, each: Callable[[Kernel], Kernel], level: str = "") -> Module:
-    """``module`` with ``each`` applied to its kernels, once to one that several launches share; ``level`` if that changes.
+    """``module`` with ``each`` applied to its kernels, once to one that several launches share; ``level`` if that changes."""
+    return expand_kernels(module, lambda kernel: (each(kernel),), level)
+
+
+def expand_kernels(module: Module, each: Callable[[Kernel], tuple[Kernel, ...]], level: str = "") -> Module:
+    """``module`` with a launch of each kernel that ``each`` makes of one; ``level`` if that changes.
 
     ``each`` keeps the params, in number and order, since the launches keep their arguments.  An error of it gets the ``origin``
     of the kernel's launches, if it has none.
     """
-    done: dict[int, Kernel] = {}
+    done: dict[int, tuple[Kernel, ...]] = {}
     steps: list[Step] = []
     for step in module.steps:
-        if isinstance(step, Launch):
-            kernel = done.get(id(step.kernel))
-            if kernel is None:
-                try:
-                    kernel = done[id(step.kernel)] = each(step.kernel)
-                except Exception as error:
-                    if not getattr(error, "origin", ()):
-                        shared = [s for s in module.steps if isinstance(s, Launch) and s.kernel is step.kernel]
-                        error.origin = tuple(dict.fromkeys(o for s in shared for o in s.origin))  # type: ignore[attr-defined]
-                    raise
-            if kernel is not step.kernel:
-                step = Launch(kernel, step.args, step.origin)
-        steps.append(step)
+        if not isinstance(step, Launch):
+            steps.append(step)
+            continue
+        kernels = done.get(id(step.kernel))
+        if kernels is None:
+            try:
+                kernels = done[id(step.kernel)] = each(step.kernel)
+            except Exception as error:
+                if not getattr(error, "origin", ()):
+                    shared = [s for s in module.steps if isinstance(s, Launch) and s.kernel is step.kernel]
+                    error.origin = tuple(dict.fromkeys(o for s in shared for o in s.origin))  # type: ignore[attr-defined]
+                raise
+        steps += [step if k is step.kernel else Launch(k, step.args, step.origin) for k in kernels]
     return replace(module, level=level or module.level, steps=tuple(steps))
 
 

@@ -2,7 +2,8 @@
 long sums in blocks.
 
 On a CPU a primitive that turns out not to be legal is left out (the kernel then runs with fewer lanes or cores, not wrong).  On
-a GPU primitives build on one another: if one is not legal, the kernel gets a simpler schedule.
+a GPU primitives build on one another: if one is not legal, the kernel gets a simpler schedule; what depends on how sizes divide
+is left to the call (``versions``).
 """
 
 from lowc.errors import ScheduleError
@@ -11,14 +12,15 @@ from lowc.options import Options
 from lowc.scheduler import apply_simt, cascade, choose_simt
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
-from lowc.scheduler.nest import map_kernels
+from lowc.scheduler.nest import expand_kernels, map_kernels
+from lowc.scheduler.versions import versions
 from lowc.target import Target
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with loops bound to cores and lanes, or to blocks and threads."""
     if target.kind == "nvptx":
-        return map_kernels(module, lambda kernel: _simt(kernel, target))
+        return expand_kernels(module, lambda kernel: versions(kernel, lambda k: _simt(k, target)))
 
     def each(kernel: Kernel) -> Kernel:
         kernel = scheduled(kernel, choose(kernel, target, options.threads))

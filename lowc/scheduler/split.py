@@ -195,8 +195,7 @@ class _Splitter:
             if running(stage) and self.scan(loops, stage, inner, rows):
                 return
             chunks = self.chunks(max(1, estimate(stage.axis.extent)), _work(stage), rows)
-            fixed = all(constant(f.axis.extent) is not None for f in loops)
-            if updates and chunks > 1 and fixed and not running(stage) and not _stores(stage) and _lets(inner, stage) is not None:
+            if updates and chunks > 1 and not running(stage) and not _stores(stage) and _lets(inner, stage) is not None:
                 self.rows(loops, stage, updates, chunks)
                 return
         self.parts.append(_Part(True, [nest]))
@@ -228,7 +227,7 @@ class _Splitter:
         lets = _lets(body, stage) if body else ()
         if _meets(stage, [s for s in body if s is not stage]):  # the launch that has those comes before that of the stage
             return False
-        if values is None or lets is None or chunks < SCAN_CHUNKS or any(constant(f.axis.extent) is None for f in loops):
+        if values is None or lets is None or chunks < SCAN_CHUNKS:
             return False
         chunk, inner, position = self.pieces(stage.axis, chunks)
         row, outer, place = self.row(loops)
@@ -240,7 +239,9 @@ class _Splitter:
         copied = _renamed(place, (*lets, *stage.body), self.names)
         first_lets, inside = copied[: len(lets)], For(inner, copied[len(lets) :])
         accs = [Acc((own[u.vars[0].name],), u.reducer) for u in updates]
-        if conflict_of_threads(For(chunk, (*first_lets, *accs, inside))):
+        # rows of symbolic length are apart as wholes only
+        orders = [o for o in ((chunk, *outer), (*outer, chunk)) if not _collide(o, (*first_lets, *accs, inside))]
+        if not orders:
             return False
         first = self.chunked(For(stage.axis, values), updates, chunks, loops, lets, True)
         count = chunk.extent
@@ -259,7 +260,7 @@ class _Splitter:
             self.around(loops, body, stage, prefixes)
         else:
             self.small()[-1] = prefixes
-        self.parts.append(_Part(True, [*nested((chunk, *outer), (*first_lets, *accs, *starts, inside))]))
+        self.parts.append(_Part(True, [*nested(orders[0], (*first_lets, *accs, *starts, inside))]))
         return True
 
     def pieces(self, axis: Axis, chunks: int) -> tuple[Axis, Axis, Index]:
@@ -292,9 +293,7 @@ class _Splitter:
         ``along``: the results of a row lie side by side."""
         chunk, inner, position = self.pieces(stage.axis, chunks)
         row, outer, place = self.row(loops)
-        rows = 1
-        for loop in loops:
-            rows *= constant(loop.axis.extent) or 1
+        rows = numel([f.axis.extent for f in loops])
         mine = place.index(row)
         place.atoms[stage.axis] = position
 
@@ -429,6 +428,11 @@ def _meets(stage: For, others: Sequence[Stmt]) -> bool:
     one = {id(s.buffer) for s in stores((stage,))}, {id(a.buffer) for a in loads((stage,))}
     two = {id(s.buffer) for s in stores(others)}, {id(a.buffer) for a in loads(others)}
     return bool(one[0] & (two[0] | two[1]) or two[0] & one[1])
+
+
+def _collide(axes: Sequence[Axis], body: Sequence[Stmt]) -> bool:
+    """Whether threads cannot share one of the loops over ``axes`` around ``body``."""
+    return any(conflict_of_threads(loop) for loop in chain(nested(axes, body))[: len(axes)])
 
 
 def _values_of(stage: For, updates: Sequence[Update]) -> tuple[Stmt, ...] | None:

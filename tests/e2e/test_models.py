@@ -83,11 +83,20 @@ def double(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
 
+def assert_alike(expected: dict[str, Tensor], got: dict[str, Tensor]) -> None:
+    """The same things are made, of the same shapes, dtypes and strides."""
+    assert got.keys() == expected.keys()
+    for what, theirs in expected.items():
+        mine = got[what]
+        assert (mine.shape, mine.dtype, mine.stride()) == (theirs.shape, theirs.dtype, theirs.stride()), what
+
+
 def assert_as_good(
     reference: dict[str, Tensor], expected: dict[str, Tensor], got: dict[str, Tensor], eps: float
 ) -> None:
     """``got`` is made as ``expected`` is, its error from ``reference`` (float64) at most twice as large, give or take ``eps``."""
-    assert got.keys() == expected.keys() == reference.keys()
+    assert_alike(expected, got)
+    assert expected.keys() == reference.keys()
     # A gradient that is zero but for rounding is held to the size of the others.
     sizes = [
         float(t.norm()) / t.numel() ** 0.5
@@ -98,7 +107,6 @@ def assert_as_good(
     failed: list[str] = []
     for what, exact_value in reference.items():
         theirs, mine = expected[what], got[what]
-        assert (mine.shape, mine.dtype, mine.stride()) == (theirs.shape, theirs.dtype, theirs.stride()), what
         if not theirs.is_floating_point():
             assert torch.equal(mine, theirs), what
             continue

@@ -30,7 +30,9 @@ from lowc.ir.types import i64
 Env = Mapping[str, int]
 Meaning = Callable[[Env], int]
 N, M = Symbol("n", 1), Symbol("m", 0, 64)
-AXES = (Axis("i", ix(7)), Axis("j", ix(12)), Axis("k", ix(N)), Axis("l", ix(N) * M), Axis("z", ix(64)))
+O = Axis("o", (ix(N) + 3) // 4)
+W = Axis("w", minimum(4, ix(N) - ix(O) * 4))  # with o, n in blocks of 4
+AXES = (Axis("i", ix(7)), Axis("j", ix(12)), Axis("k", ix(N)), Axis("l", ix(N) * M), Axis("z", ix(64)), O, W)
 
 
 def random_index(rng: random.Random, depth: int) -> tuple[Index, Meaning]:
@@ -60,7 +62,9 @@ def random_index(rng: random.Random, depth: int) -> tuple[Index, Meaning]:
 def random_env(rng: random.Random) -> Env:
     n, m = rng.choice([1, 2, 3, 5, 8, 48]), rng.choice([1, 2, 7, 64])
     values = {"n": n, "m": m, "t": rng.randrange(-50, 50)}
-    return values | {axis.name: rng.randrange(evaluate(axis.extent, values)) for axis in AXES}
+    for axis in AXES:
+        values[axis.name] = rng.randrange(evaluate(axis.extent, values))
+    return values
 
 
 def read(shown: str) -> Index:
@@ -110,3 +114,13 @@ def test_bounds_of_blocks_in_blocks() -> None:
     for level in range(30):
         left = minimum(ix(1000 - level), left + Axis(f"i{level}", left))
     assert upper_bound(left) == 971
+
+
+def test_what_is_inside_blocks_of_a_symbol() -> None:
+    """An inner axis' range cancels the outer axis it depends on, also where it is in blocks again."""
+    assert lower_bound(ix(N) - 1 - ix(O) * 4 - W) == 0
+    inner = Axis("v", minimum(2, minimum(4, ix(N) - ix(O) * 4) - ix(Axis("t", ix(2))) * 2))
+    assert lower_bound(ix(N) - 1 - ix(Axis("t", ix(2))) * 2 - inner) == 0
+    size = (ix(N) + 47) // 48
+    chunk = Axis("c", ix(48))
+    assert lower_bound(ix(N) - 1 - ix(chunk) * size - Axis("p", minimum(size, ix(N) - ix(chunk) * size))) == 0

@@ -9,7 +9,7 @@ from lowc.backends.nvptx.emit import Emitter
 from lowc.backends.nvptx.operations import AMPERE
 from lowc.backends.nvptx.plan import plan
 from lowc.backends.nvptx.thread import Memory, Thread, operand, sized
-from lowc.ir.index import ONE, Index
+from lowc.ir.index import ONE, Index, upper_bound
 from lowc.ir.nodes import Barrier, For, Kernel, Stmt
 from lowc.ir.walk import loads, statements, stores
 from lowc.target import Target
@@ -83,6 +83,9 @@ def bind_blocks(t: Thread, loops: list[For]) -> Index:
         return grid
     t.b.module.declare(f"{SPECIAL}.ctaid.x", "i32", "")
     number = t.b.op(f"call i32 @{SPECIAL}.ctaid.x()", "b")
+    while len(loops) > 1 and upper_bound(loops[0].axis.extent) == 1:
+        t.axes[loops[0].axis.name] = ("0", 32)
+        loops = loops[1:]
     for loop in reversed(loops[1:]):
         extent, bits = operand(t, loop.axis.extent)
         extent = sized(t.b, extent, bits, 32)
