@@ -30,9 +30,9 @@ from lowc.ir.types import i64
 Env = Mapping[str, int]
 Meaning = Callable[[Env], int]
 N, M = Symbol("n", 1), Symbol("m", 0, 64)
-O = Axis("o", (ix(N) + 3) // 4)
-W = Axis("w", minimum(4, ix(N) - ix(O) * 4))  # with o, n in blocks of 4
-AXES = (Axis("i", ix(7)), Axis("j", ix(12)), Axis("k", ix(N)), Axis("l", ix(N) * M), Axis("z", ix(64)), O, W)
+OUTER = Axis("o", (ix(N) + 3) // 4)
+WITHIN = Axis("w", minimum(4, ix(N) - ix(OUTER) * 4))  # with o, n in blocks of 4
+AXES = (Axis("i", ix(7)), Axis("j", ix(12)), Axis("k", ix(N)), Axis("l", ix(N) * M), Axis("z", ix(64)), OUTER, WITHIN)
 
 
 def random_index(rng: random.Random, depth: int) -> tuple[Index, Meaning]:
@@ -118,8 +118,8 @@ def test_bounds_of_blocks_in_blocks() -> None:
 
 def test_what_is_inside_blocks_of_a_symbol() -> None:
     """An inner axis' range cancels the outer axis it depends on, also where it is in blocks again."""
-    assert lower_bound(ix(N) - 1 - ix(O) * 4 - W) == 0
-    inner = Axis("v", minimum(2, minimum(4, ix(N) - ix(O) * 4) - ix(Axis("t", ix(2))) * 2))
+    assert lower_bound(ix(N) - 1 - ix(OUTER) * 4 - WITHIN) == 0
+    inner = Axis("v", minimum(2, minimum(4, ix(N) - ix(OUTER) * 4) - ix(Axis("t", ix(2))) * 2))
     assert lower_bound(ix(N) - 1 - ix(Axis("t", ix(2))) * 2 - inner) == 0
     size = (ix(N) + 47) // 48
     chunk = Axis("c", ix(48))
