@@ -75,7 +75,7 @@ def of_llvm(text: str) -> Located:
 
 _LOC = re.compile(r"^\s*\.loc\s+\d+\s+(\d+)")
 # Labels and sections that are there for the sake of locations.
-_DEBUG = re.compile(r"^(\.Ltmp\d+|\$L__tmp\d+|\.?Lfunc_(begin|end)\d+|\$L__func_(begin|end)\d+|\.Lcfi\d+):")
+_DEBUG = re.compile(r"^(\.Ltmp\d+|\$L__tmp\d+|\.Lfunc_begin\d+|\$L__func_(begin|end)\d+):")
 _BEFORE = re.compile(r"^\s*(\.file\s+\d|\.cfi_)")
 _SECTION = re.compile(r"^\s*\.section\s+\.debug")
 

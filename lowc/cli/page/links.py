@@ -5,7 +5,7 @@ of link, each from something that the compiler kept, none from a guess at meanin
 
 * op to kernel: the ``origin`` of a launch;
 * loops to machine: both lines define or write the same variable, buffer or axis (``i0_o`` is a part of ``i0``), since passes
-  that split and bind keep names; and loops to op: the line writes the buffer, or computes the variable made of the
+  that split and bind keep names, and a variable that passes made is for what it is used for; and loops to op: the line writes the buffer, or computes the variable made of the
   buffer, that the op's own kernel wrote when it was lowered;
 * machine to LLVM to assembly: LLVM's debug locations.
 """
@@ -15,9 +15,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowc.backends.llvm.places import Located
-from lowc.ir.nodes import Acc, Alloc, For, Kernel, Launch, Let, Module, Store, Update
+from lowc.ir.index import Index, Opaque, atoms
+from lowc.ir.nodes import (
+    Acc,
+    Alloc,
+    For,
+    FromIndex,
+    Kernel,
+    Launch,
+    Let,
+    Load,
+    Module,
+    Stmt,
+    Store,
+    Update,
+    Var,
+)
 from lowc.ir.printer import print_kernel_lines
-from lowc.ir.walk import stores
+from lowc.ir.walk import exprs, statements, stores
+from lowc.ir.walk import parts as subexpressions
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +112,7 @@ def loops_lines(
     shown_as, became = params_of(loops), params_of(machine)
     listed = print_kernel_lines(loops.kernel)
     known = {name for _, shown in listed if (name := name_of(shown, shown_as))}
-    parts: dict[Name, list[int]] = {}
-    for _, shown in print_kernel_lines(machine.kernel):
-        name = name_of(shown, became)
-        if name and (whole := _whole(name, known)) and (found := numbers[id(shown)]) not in parts.get(whole, ()):
-            parts.setdefault(whole, []).append(found)
+    parts = _parts(machine.kernel, became, known, numbers)
     kernels = (numbers[id(machine.kernel)],)
     out: list[Line] = []
     for text, shown in listed:
@@ -111,6 +123,44 @@ def loops_lines(
         else:
             out.append(Line(text, tuple(_nodes(shown, name, made, nodes)), statements))
     return tuple(out)
+
+
+def _parts(
+    kernel: Kernel, params: Mapping[str, str], known: set[Name], numbers: Mapping[int, int]
+) -> dict[Name, list[int]]:
+    """The statements of ``kernel`` @MACHINE that a line @LOOPS which defines one of the names ``known`` became.
+
+    A variable that passes made (``t0``) is for what it is used for.
+    """
+    parts: dict[Name, list[int]] = {}
+    wanted: dict[str, dict[Name, None]] = {}
+    for stmt in reversed(statements(kernel.body)):
+        name = name_of(stmt, params)
+        whole = _whole(name, known) if name else None
+        own = {whole: None} if whole else wanted.get(stmt.var.name, {}) if isinstance(stmt, Let) else {}
+        for each in own:
+            parts.setdefault(each, []).append(numbers[id(stmt)])
+        for used in _uses(stmt):
+            wanted.setdefault(used, {}).update(own)
+    return parts
+
+
+def _uses(stmt: Stmt) -> Iterable[str]:
+    """Names of variables that ``stmt`` reads itself, in values and as coordinates."""
+    for expr in exprs(stmt):
+        for part in subexpressions(expr):
+            if isinstance(part, Var):
+                yield part.name
+            elif isinstance(part, Load):
+                yield from _opaque(part.index)
+            elif isinstance(part, FromIndex):
+                yield from _opaque((part.index,))
+    if isinstance(stmt, Store):
+        yield from _opaque(stmt.index)
+
+
+def _opaque(index: Iterable[Index]) -> Iterable[str]:
+    return (atom.name for each in index for atom in atoms(each) if isinstance(atom, Opaque))
 
 
 def _whole(name: Name, known: set[Name]) -> Name | None:

@@ -74,8 +74,9 @@
 
   function reveal(from) {
     for (const pane of panes) {
-      const first = pane.querySelector(".strong") || pane.querySelector(".weak");
-      if (first && shown(first) && !pane.contains(from)) scrollTo(pane.querySelector(".scroll"), first);
+      const found = pane.contains(from) ? [from] : [...all(".strong", pane), ...all(".weak", pane)];
+      const first = found.find(shown);
+      if (first) scrollTo(pane.querySelector(".scroll"), first);
     }
   }
 
