@@ -4,11 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lowc.cli import cache, dump, explain, opt, view
+from lowc.cli import bench, cache, dump, explain, opt, view
 from lowc.cli.versions import versions
 from lowc.errors import LowcError
 
-COMMANDS = (dump, explain, view, opt, cache)
+COMMANDS = (dump, explain, view, bench, opt, cache)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -76,8 +76,8 @@ def compile_all(
 ) -> Report:
     """Compiles and calls ``fn`` on ``args`` once, and its backward pass where there is one; then calls it on each of ``more``.
 
-    With ``gpu`` it is compiled for that one instead of where ``args`` are, and ATen runs it.  With ``measure``, the steps of graphs
-    that run on the CPU are timed.  Raises LowcError if ``fn`` raises.
+    With ``gpu`` it is compiled for that one instead of where ``args`` are, and ATen runs it.  With ``measure``, the steps of
+    graphs that run on the CPU are timed.  Raises LowcError if ``fn`` raises.
     """
     from lowc.cli.timing import timed
     from lowc.frontend.capture import capture

@@ -5,6 +5,7 @@ copies of the first call's inputs.  What Python does between the steps (a few us
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from time import perf_counter
 from typing import Any
 
@@ -23,16 +24,17 @@ def timed(
     options: Options,
     seconds: dict[int, float],
 ) -> Callable[[list[Any]], Any]:
-    """``call``, which with its first call fills ``seconds`` (by the number of a step in ``artifact.module``): the least of
-    ``ROUNDS`` calls, or fewer of a slow graph, after one that is not counted.  The least, since other work on the machine only adds."""
+    """``call``, which with its first call fills ``seconds`` (by the number of a step in ``artifact.module``).
 
-    from lowc.runtime.tensors import twin
+    They are the least of ``ROUNDS`` calls, or fewer of a slow graph, after one that is not counted: other work on the
+    machine only adds.
+    """
 
     def first(args: list[Any]) -> Any:
         if seconds:
             return call(args)
-        # A graph may write to its inputs: the user's are written once.
-        copies = [twin(arg) for arg in args]
+        # A graph may write to its inputs: the user's are written once.  (A deep copy of a tensor has its strides and gaps.)
+        copies = [deepcopy(arg.detach()) if hasattr(arg, "detach") else arg for arg in args]
         result = call(args)
         seconds.update(measured(artifact, constants, options, copies))
         return result

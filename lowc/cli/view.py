@@ -15,9 +15,9 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "view",
         help="every stage of a function side by side, in one page for a browser",
-        description="Writes one HTML page that needs nothing else: your lines, the ops of the graphs, and each kernel as loops, bound "
-        "to the machine, as LLVM IR and as assembly or PTX; what belongs together is highlighted. Kernels and calls of ATen have "
-        "their bytes and FLOPs and, on the CPU, the time that they took.",
+        description="Writes one HTML page that needs nothing else: your lines, the ops of the graphs, and each kernel as "
+        "loops, bound to the machine, as LLVM IR and as assembly or PTX; what belongs together is highlighted. Kernels and "
+        "calls of ATen have their bytes and FLOPs and, on the CPU, the time that they took.",
     )
     arguments.add_function(parser, short=False)
     parser.add_argument("-o", "--output", metavar="PAGE.html", required=True, help="the file to write")

@@ -94,12 +94,3 @@ def from_name(mark: str) -> Any:
 def torch_version() -> str:
     """Which torch this is: version and commit."""
     return f"{torch.__version__} {torch.version.git_version}"
-
-
-def twin(value: Any) -> Any:
-    """A copy of a tensor with its strides, gaps and overlaps included; anything else as it is."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    memory = value.untyped_storage().clone()
-    empty = torch.empty(0, dtype=value.dtype, device=value.device)
-    return empty.set_(memory, value.storage_offset(), value.shape, value.stride())  # type: ignore[call-overload]

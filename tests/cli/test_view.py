@@ -92,22 +92,7 @@ def page_of(place: str, options: Options | None = None, target: str = "") -> Pag
     return build(place, compile_all(fn, inputs, options, gpu=gpu, measure=True), options)
 
 
-@pytest.fixture(scope="module")
-def gpt(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("gpt") / "gpt.py"
-    path.write_text(GPT)
-    return f"{path}:block"
-
-
-@pytest.fixture(scope="module", params=["", "sm_90"])
-def tree(request: pytest.FixtureRequest, gpt: str) -> tuple[Tree, str, str]:
-    """The page of a transformer block, forward and backward: parsed, as text, and for which GPU."""
-    text = render(page_of(gpt, target=request.param), "test")
-    return Tree(text), text, request.param
-
-
-def test_it_is_one_small_file_that_asks_for_nothing(tree: tuple[Tree, str, str]) -> None:
-    parsed, text, _ = tree
+def check_it_is_one_small_file_that_asks_for_nothing(parsed: Tree, text: str, target: str) -> None:
     assert 100_000 < len(text.encode()) < 3_000_000
     assert not [a for _, a, _, _ in parsed.elements if {"src", "href", "action", "srcset"} & set(a)]
     assert "http" not in re.sub(r"http-equiv", "", text) and "@import" not in text and "url(" not in text
@@ -115,8 +100,7 @@ def test_it_is_one_small_file_that_asks_for_nothing(tree: tuple[Tree, str, str])
     assert [t for t, *_ in parsed.elements if t in ("link", "iframe", "img", "object")] == []
 
 
-def test_every_link_has_both_ends(tree: tuple[Tree, str, str]) -> None:
-    parsed, _, _ = tree
+def check_every_link_has_both_ends(parsed: Tree, text: str, target: str) -> None:
     machine = parsed.numbers("m", "3")
     for pane in "245":
         found = parsed.numbers("m", pane)
@@ -130,11 +114,11 @@ def test_every_link_has_both_ends(tree: tuple[Tree, str, str]) -> None:
     rows = [a for t, a, _, _ in parsed.elements if t == "tr" and "data-row" in a]
     kernels = {a["data-code"] for a in rows if a["class"] == "kernel"}
     assert kernels == codes and all("data-code" not in a for a in rows if a["class"] == "aten")
-    assert {a["data-row"] for t, a, _, _ in parsed.elements if t == "pre" and "data-row" in a} == {a["data-row"] for a in rows}
+    loops = {a["data-row"] for t, a, _, _ in parsed.elements if t == "pre" and "data-row" in a}
+    assert loops == {a["data-row"] for a in rows}
 
 
-def test_each_statement_that_stores_has_code(tree: tuple[Tree, str, str]) -> None:
-    parsed, _, _ = tree
+def check_each_statement_that_stores_has_code(parsed: Tree, text: str, target: str) -> None:
     llvm, code = parsed.numbers("m", "4"), parsed.numbers("m", "5")
     written = [
         (number, parsed.text(element))
@@ -147,8 +131,7 @@ def test_each_statement_that_stores_has_code(tree: tuple[Tree, str, str]) -> Non
     assert sum(number in code for number, _ in written) > len(written) * 0.8
 
 
-def test_times_are_measured_on_the_cpu_only(tree: tuple[Tree, str, str]) -> None:
-    parsed, text, target = tree
+def check_times_are_measured_on_the_cpu_only(parsed: Tree, text: str, target: str) -> None:
     heads = [parsed.text(n) for n in parsed.find("th", scope="col")]
     assert ("time" in heads, "GB/s" in heads, "launch" in heads) == (not target, not target, bool(target))
     assert len(parsed.find("meter")) == (0 if target else len(parsed.find("th", scope="row")))
@@ -157,8 +140,7 @@ def test_times_are_measured_on_the_cpu_only(tree: tuple[Tree, str, str]) -> None
     assert labels == ["source", "FX graph", "loops", "machine", "LLVM IR", "PTX" if target else "assembly"]
 
 
-def test_it_can_be_used_without_a_mouse(tree: tuple[Tree, str, str]) -> None:
-    parsed, text, _ = tree
+def check_it_can_be_used_without_a_mouse(parsed: Tree, text: str, target: str) -> None:
     rows = [a for t, a, _, _ in parsed.elements if t == "tr" and "data-row" in a]
     assert rows and all("tabindex" in a for a in rows)
     boxes = [a for t, a, _, _ in parsed.elements if a.get("class") == "scroll"]
@@ -166,6 +148,19 @@ def test_it_can_be_used_without_a_mouse(tree: tuple[Tree, str, str]) -> None:
     assert all("aria-pressed" in parsed.elements[n][1] for n in parsed.find("button"))
     assert parsed.elements[parsed.find("html")[0]][1]["lang"] == "en"
     assert "prefers-color-scheme: dark" in text and "focus-visible" in text
+
+
+@pytest.mark.parametrize("target", ["", "sm_90"], ids=["cpu", "sm_90"])
+def test_the_page_of_a_transformer_block(target: str, tmp_path: Path) -> None:
+    """Forward and backward; one test, since compiling is most of it."""
+    (tmp_path / "gpt.py").write_text(GPT)
+    text = render(page_of(f"{tmp_path / 'gpt.py'}:block", target=target), "test")
+    parsed = Tree(text)
+    check_it_is_one_small_file_that_asks_for_nothing(parsed, text, target)
+    check_every_link_has_both_ends(parsed, text, target)
+    check_each_statement_that_stores_has_code(parsed, text, target)
+    check_times_are_measured_on_the_cpu_only(parsed, text, target)
+    check_it_can_be_used_without_a_mouse(parsed, text, target)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +178,7 @@ def test_a_line_leads_to_its_op_and_to_its_instructions(softmax: Page) -> None:
     (exp,) = [line for line in row.loops if "v_exp = exp(" in line.text]
     assert exp.nodes == names["exp"].nodes
     ((_, source),) = [
-        (number, line) for number, line in softmax.sources[0].lines if line.source and line.source == names["exp"].source
+        each for each in softmax.sources[0].lines if each[1].source and each[1].source == names["exp"].source
     ]
     assert source.text.strip() == "powers = shifted.exp()"
     # exp is a polynomial by now: its line and the temporaries that are for it alone
@@ -200,7 +195,9 @@ def test_a_line_leads_to_its_op_and_to_its_instructions(softmax: Page) -> None:
 
 
 def test_an_op_alone_in_its_kernel_has_all_of_its_lines(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text("def f(x):\n    return x.sum(0)\ndef inputs():\n    import torch\n    return torch.ones(64, 8)\n")
+    (tmp_path / "one.py").write_text(
+        "import torch\ndef f(x):\n    return x.sum(0)\ndef inputs():\n    return torch.ones(64, 8)\n"
+    )
     page = page_of(f"{tmp_path / 'one.py'}:f")
     (row,) = page.graphs[0].rows
     assert all(line.nodes == row.nodes for line in row.loops if line.text.strip() != "}")
@@ -245,16 +242,19 @@ def test_a_function_without_graphs_is_refused(tmp_path: Path, capsys: pytest.Cap
 # ---------------------------------------------------------------- in a browser, where there is one
 
 STEPS = """
-const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
-const texts = (pane, what) => [...document.querySelectorAll(`.pane[data-pane="${pane}"] .${what}`)].map((e) => e.textContent.trim());
+const key = (key) => new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true });
+const press = (name) => document.activeElement.dispatchEvent(key(name));
+const all = (what) => [...document.querySelectorAll(what)];
+const texts = (pane, what) => all(`.pane[data-pane="${pane}"] .${what}`).map((e) => e.textContent.trim());
 const said = [];
 document.querySelector("tbody tr").focus();
 press("ArrowRight");
 said.push(["cursor", texts(0, "cursor")]);
-const exp = [...document.querySelectorAll("pre[data-row] span")].find((e) => e.textContent.includes("v_exp ="));
+const exp = all("pre[data-row] span").find((e) => e.textContent.includes("v_exp ="));
 exp.dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
-said.push(["op", texts(1, "strong")], ["source", texts(0, "strong")], ["machine", texts(3, "strong")], ["code", texts(5, "strong")]);
-const largest = [...document.querySelectorAll("pre[data-row] span")].find((e) => e.textContent.includes("v0 max="));
+said.push(["op", texts(1, "strong")], ["source", texts(0, "strong")]);
+said.push(["machine", texts(3, "strong")], ["code", texts(5, "strong")]);
+const largest = all("pre[data-row] span").find((e) => e.textContent.includes("v0 max="));
 largest.click();
 said.push(["weak", texts(1, "weak")]);
 press("Escape");
@@ -274,7 +274,15 @@ def test_the_script_in_a_browser(softmax: Page, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(render(softmax, "test").replace("</body>", f"<script>{STEPS}</script></body>"), encoding="utf-8")
     done = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()],
+        [
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom",
+            path.as_uri(),
+        ],
         capture_output=True,
         text=True,
         timeout=120,

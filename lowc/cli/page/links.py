@@ -1,12 +1,13 @@
 """Which lines of a function's listings belong together.
 
-A line carries ``nodes`` (ops of the graph that it computes the value of) and ``statements`` (of the MACHINE kernel).  Three kinds
-of link, each from something that the compiler kept, none from a guess at meaning:
+A line carries ``nodes`` (ops of the graph that it computes the value of) and ``statements`` (of the MACHINE kernel).  Four
+kinds of link, each from something that the compiler kept, none from a guess at meaning:
 
 * op to kernel: the ``origin`` of a launch;
-* loops to machine: both lines define or write the same variable, buffer or axis (``i0_o`` is a part of ``i0``), since passes
-  that split and bind keep names, and a variable that passes made is for what it is used for; and loops to op: the line writes the buffer, or computes the variable made of the
-  buffer, that the op's own kernel wrote when it was lowered;
+* loops to machine: both lines define or write the same variable, buffer or axis (``i0_o`` is a part of ``i0``), since
+  passes that split and bind keep names; a variable that passes made is for what it is used for;
+* op to loops: the line writes the buffer that the op's own kernel wrote when it was lowered, or computes the variable that
+  has taken the buffer's place;
 * machine to LLVM to assembly: LLVM's debug locations.
 """
 
@@ -241,8 +242,10 @@ def _cut(
     return found
 
 
-def of_kernel(functions: Mapping[str, Sequence[tuple[str, int]]], symbol: str, symbols: Iterable[str]) -> tuple[Line, ...]:
-    """The functions of the kernel called ``symbol``: its own, and those for its parallel loops (``symbol.1``, ``symbol.1.worker``).
+def of_kernel(
+    functions: Mapping[str, Sequence[tuple[str, int]]], symbol: str, symbols: Iterable[str]
+) -> tuple[Line, ...]:
+    """The functions of the kernel called ``symbol``: its own, and those of its parallel loops (``symbol.1`` and its ``.worker``).
 
     ``symbols``: of all kernels, since one's name may begin with that of another.
     """

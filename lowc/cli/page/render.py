@@ -125,14 +125,16 @@ def _table(number: int, graph: GraphPage) -> str:
     shaped = any(row.shape for row in graph.rows)
     head = ["step", "ops", "at", "bytes", "FLOPs"] + ["time", "GB/s"] * bool(timed) + ["launch"] * shaped
     columns = "".join(f'<th scope="col"{_right(name)}>{name}</th>' for name in head)
-    rows = "".join(_row(number, n, row, sum(timed), bool(timed), shaped) for n, row in enumerate(graph.rows))
+    body = "".join(_row(number, n, row, sum(timed), bool(timed), shaped) for n, row in enumerate(graph.rows))
     kernels = [row for row in graph.rows if not row.because]
-    total = f"{len(kernels)} kernels moving {si(sum(r.cost.bytes for r in kernels))}B, {len(graph.rows) - len(kernels)} calls of ATen"
+    called = [row for row in graph.rows if row.because]
+    total = f"{len(kernels)} kernels moving {si(sum(r.cost.bytes for r in kernels))}B, {len(called)} calls of ATen"
     if timed:
-        total += f"; {micro(sum(r.seconds or 0 for r in kernels))} and {micro(sum(r.seconds or 0 for r in graph.rows if r.because))}"
+        spent = (micro(sum(row.seconds or 0.0 for row in rows)) for rows in (kernels, called))
+        total += f"; {' and '.join(spent)}"
     return (
         f'<table data-graph="{number}" hidden><caption>{escape(graph.name)}: {total}</caption>'
-        f"<thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table>"
+        f"<thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
     )
 
 
