@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lowc.frontend.sides import Side
 
 SIDES = "lowc,eager,inductor"
-WIDTH = 22
+WIDTH = 16
 
 
 def add(commands: Any) -> None:
@@ -97,9 +97,9 @@ def show(place: str, sides: Sequence["Side"]) -> None:
         table.add_row(
             side.name,
             Bar(longest, 0, middle, width=WIDTH),
-            milli(middle),
+            shown(middle),
             f"{eager / middle:.2f}x" if eager else "",
-            milli(side.first),
+            shown(side.first),
             "" if side.difference is None or side.name == "eager" else f"{side.difference:.1e}",
         )
     if longest:
@@ -109,8 +109,12 @@ def show(place: str, sides: Sequence["Side"]) -> None:
             console.print(f"{side.name} cannot run here: {side.error}", highlight=False, markup=False, soft_wrap=True)
 
 
-def milli(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+def shown(seconds: float) -> str:
+    """Three digits, as "1.23 s", "12.3 ms" or "123 us"."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 0.9995:
+            return f"{seconds * factor:#.3g}".rstrip(".") + f" {unit}"
+    return f"{seconds * 1e6:#.3g}".rstrip(".") + " us"
 
 
 def _pyplot() -> Any:
