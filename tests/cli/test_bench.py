@@ -47,7 +47,7 @@ def test_sides_are_timed_in_turn(
     assert main(["bench", f"{program}:Net", "--sides", "lowc,eager,no_such_backend", "--rounds", "3"]) == 0
     out = capsys.readouterr().out
     rows = {line.split()[0]: line for line in out.splitlines() if re.search(r"\d\.\d\dx", line)}
-    assert set(rows) == {"lowc", "eager"} and all(re.search("[▏-█]", row) for row in rows.values()), out
+    assert set(rows) == {"lowc", "eager"} and all(re.search("[▏▎▍▌▋▊▉█]", row) for row in rows.values()), out
     assert "1.00x" in rows["eager"] and re.search(r"\d\.\de[-+]\d\d", rows["lowc"])
     assert "no_such_backend cannot run here: " in out
 
