@@ -45,6 +45,7 @@ def run(chosen: argparse.Namespace) -> int:
     pyplot = _pyplot() if chosen.png else None
     given = changed(arguments.options(chosen))
     fn, inputs = load(chosen.place)
+    from lowc.dynamo import lowc_backend
     from lowc.frontend.sides import run_sides
 
     try:
@@ -53,6 +54,7 @@ def run(chosen: argparse.Namespace) -> int:
             inputs,
             list(dict.fromkeys(names)),
             given,
+            backends={"lowc": lowc_backend},
             rounds=chosen.rounds,
             dynamic=chosen.dynamic or None,
             backward=not chosen.inference,

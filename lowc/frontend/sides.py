@@ -36,6 +36,7 @@ def run_sides(
     names: Sequence[str],
     options: Mapping[str, Any],
     *,
+    backends: Mapping[str, Callable[..., Any]],
     rounds: int,
     dynamic: bool | None = None,
     backward: bool = True,
@@ -43,7 +44,8 @@ def run_sides(
     """``fn`` (a module as well) on ``args``, by each side of ``names``.
 
     A call is the forward pass and, with ``backward`` and where an output needs gradients, the backward pass of the sum of all
-    outputs; without, it is made under ``no_grad``.  ``options`` are for the backend "lowc".  A side whose first call raises is
+    outputs; without, it is made under ``no_grad``.  ``options`` are for those of ``backends``, which are the caller's own; other
+    names are torch's.  A side whose first call raises is
     left out and has an ``error``; so is each whose name torch does not know.  What ``fn`` raises in eager is raised.
     """
     torch._dynamo.reset()
@@ -58,7 +60,7 @@ def run_sides(
         own, inputs = copy.deepcopy((fn, given))
         start = time.perf_counter()
         try:
-            call = _call(_compiled(own, name, options, dynamic), inputs, backward)
+            call = _call(_compiled(own, name, backends, options, dynamic), inputs, backward)
             results = _results(call())
         except Exception as error:
             side.error = f"{type(error).__name__}: {error}".strip().splitlines()[0]
@@ -76,12 +78,17 @@ def run_sides(
 
 
 def _compiled(
-    fn: Callable[..., Any], name: str, options: Mapping[str, Any], dynamic: bool | None
+    fn: Callable[..., Any],
+    name: str,
+    backends: Mapping[str, Callable[..., Any]],
+    options: Mapping[str, Any],
+    dynamic: bool | None,
 ) -> Callable[..., Any]:
     if name == "eager":
         return fn
-    more: dict[str, Any] = {"options": dict(options)} if name == "lowc" and options else {}
-    return torch.compile(fn, backend=name, dynamic=dynamic, **more)
+    if name in backends:
+        return torch.compile(fn, backend=backends[name], dynamic=dynamic, options=dict(options))
+    return torch.compile(fn, backend=name, dynamic=dynamic)
 
 
 def _call(fn: Callable[..., Any], args: Any, backward: bool) -> Callable[[], Any]:

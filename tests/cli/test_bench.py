@@ -11,6 +11,7 @@ from torch import nn
 
 from lowc.cli import main
 from lowc.cli.bench import shown
+from lowc.dynamo import lowc_backend
 from lowc.frontend.sides import run_sides
 
 PROGRAM = """
@@ -54,7 +55,7 @@ def test_sides_are_timed_in_turn(
 
 def test_what_a_side_changes_is_its_own() -> None:
     x = torch.arange(12.0).reshape(3, 4).t()[1:]  # not contiguous, and not from the start of its memory
-    sides = run_sides(lambda x: x.add_(1).mul(2), [x], ["eager", "lowc"], {}, rounds=2)
+    sides = run_sides(lambda x: x.add_(1).mul(2), [x], ["eager", "lowc"], {}, backends={"lowc": lowc_backend}, rounds=2)
     assert [len(side.times) for side in sides] == [2, 2] and sides[1].difference == 0
     assert all(side.first > 0 and min(side.times) > 0 for side in sides)
     assert x.flatten().tolist() == torch.arange(12.0).reshape(3, 4).t()[1:].flatten().tolist()
@@ -82,15 +83,15 @@ def test_the_backward_pass_is_part_of_a_call() -> None:
             return Counted.apply(x * self.weight)
 
     net = Net()
-    run_sides(net, [torch.ones(3)], ["eager"], {}, rounds=1)
+    run_sides(net, [torch.ones(3)], ["eager"], {}, backends={}, rounds=1)
     assert calls and net.weight.grad is None
     calls.clear()
-    run_sides(net, [torch.ones(3)], ["eager"], {}, rounds=1, backward=False)
+    run_sides(net, [torch.ones(3)], ["eager"], {}, backends={}, rounds=1, backward=False)
     assert not calls
 
 
 def test_a_wrong_result_is_seen() -> None:
-    sides = run_sides(lambda x: x + torch.rand(()), [torch.ones(4)], ["eager"], {}, rounds=1)
+    sides = run_sides(lambda x: x + torch.rand(()), [torch.ones(4)], ["eager"], {}, backends={}, rounds=1)
     assert sides[0].difference is not None and sides[0].difference > 0
 
 
