@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 
 from lowc.cli import main
 from lowc.cli.compilation import compile_all
@@ -305,3 +306,15 @@ def test_the_script_is_javascript(tmp_path: Path) -> None:
         pytest.skip("needs node on the PATH")
     script = ROOT / "lowc" / "cli" / "page" / "page.js"
     assert subprocess.run([node, "--check", script], capture_output=True, check=False).returncode == 0
+
+
+def test_what_a_function_writes_is_written_once() -> None:
+    """Steps are timed on copies of the inputs, which have their strides."""
+    base = torch.zeros(40, 30)
+    x = base.t()[1::2]
+    report = compile_all(lambda t: t.add_(1).sum(), (x,), Options(), backward=False, measure=True)
+    assert base.sum() == x.numel() and x.eq(1).all()
+    (compiled,) = report.graphs
+    assert compiled.result.artifact is not None
+    assert set(compiled.result.seconds) == set(range(len(compiled.result.artifact.module.steps)))
+    assert min(compiled.result.seconds.values()) > 0
