@@ -22,15 +22,16 @@ class Native:
     launches: tuple[int, ...]
 
 
-def runs(module: "Module") -> "list[tuple[int, ...] | Extern]":
-    """The steps of ``module`` as a host program takes them: numbers of launches that follow one another, and calls of ATen."""
+def runs(module: "Module", apart: bool = False) -> "list[tuple[int, ...] | Extern]":
+    """The steps of ``module`` as a host program takes them: numbers of launches that follow one another (``apart``: each by
+    itself, to be timed), and calls of ATen."""
     from lowc.ir.nodes import Extern
 
     found: list[tuple[int, ...] | Extern] = []
     for number, step in enumerate(module.steps):
         if isinstance(step, Extern):
             found.append(step)
-        elif found and isinstance(found[-1], tuple):
+        elif found and isinstance(found[-1], tuple) and not apart:
             found[-1] = (*found[-1], number)
         else:
             found.append((number,))

@@ -84,26 +84,41 @@ def test_files_that_the_readme_names_exist() -> None:
 def commands() -> list[str]:
     """The calls of ``lowc`` that the README and the tour show, each once."""
     lines = [line for name in ("README.md", "docs/tour.md") for line in (ROOT / name).read_text().splitlines()]
-    found = [line.partition("#")[0].strip() for line in lines if re.match(r"\s*lowc (dump|explain|opt) ", line)]
+    found = [line.partition("#")[0].strip() for line in lines if re.match(r"\s*lowc (dump|explain|opt|view) ", line)]
     return list(dict.fromkeys(found))
 
 
 @pytest.mark.parametrize("line", commands())
 def test_commands_of_the_documents_run(
-    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT)
+    for name in ("examples", "tests"):  # what a command writes stays in this folder
+        (tmp_path / name).symlink_to(ROOT / name, target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
     status = main(shlex.split(line)[1:])
     said = capsys.readouterr()
     if status and "--stage sass" in line:
         assert "there is no ptxas" in said.err or "neither nvdisasm nor cuobjdump" in said.err
         pytest.skip("needs ptxas and a disassembler")
-    assert status == 0 and said.out, said.err
+    written = [path for path in tmp_path.iterdir() if path.suffix == ".html" and path.stat().st_size > 10_000]
+    assert status == 0 and (written if " view " in line else said.out), said.err
 
 
 def test_the_documents_show_every_command_with_a_gpu() -> None:
     shown = [line for line in commands() if "--target sm_" in line]
-    assert {line.split()[1] for line in shown} == {"dump", "explain", "opt"}
+    assert {line.split()[1] for line in shown} == {"dump", "explain", "opt", "view"}
+
+
+def test_the_tours_table_of_launches(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel takes is the word of ptxas, so only where that is."""
+    (shown,) = re.findall(r"^amax_0__div_0 .*$", (ROOT / "docs" / "tour.md").read_text(), re.MULTILINE)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["explain", f"{ROOT / 'examples' / 'softmax.py'}:softmax", "--target", "sm_90"]) == 0
+    out = capsys.readouterr().out
+    if "registers as ptxas says" not in out:
+        pytest.skip("needs ptxas")
+    rows = [" ".join(line.replace("│", " ").split()) for line in out.splitlines() if "│" in line]
+    assert " ".join(shown.split()) in rows
 
 
 def test_the_two_commands_of_the_readme() -> None:

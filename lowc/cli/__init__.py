@@ -4,10 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lowc.cli import cache, dump, explain, opt
+from lowc.cli import bench, cache, dump, explain, opt, view
+from lowc.cli.versions import versions
 from lowc.errors import LowcError
 
-COMMANDS = (dump, explain, opt, cache)
+COMMANDS = (dump, explain, view, bench, opt, cache)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,19 +35,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (head, a pager that was closed) wants no more.
         sys.stderr.close()
         return 0
-
-
-def versions() -> str:
-    """One line: lowc, Python, and the installed torch and llvmlite, which are not imported for it."""
-    from importlib.metadata import PackageNotFoundError, version
-    from platform import machine, python_version
-
-    from lowc import __version__
-
-    parts = [f"lowc {__version__}", f"Python {python_version()} {machine()}"]
-    for name in ("torch", "llvmlite"):
-        try:
-            parts.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            parts.append(f"{name} not installed")
-    return ", ".join(parts)

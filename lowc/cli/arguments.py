@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from lowc.backends.nvptx.devices import Model
 
 
-def add_function(parser: argparse.ArgumentParser) -> None:
-    """FILE.py:FN, how to trace it, and compiler options."""
+def add_function(parser: argparse.ArgumentParser, short: bool = True) -> None:
+    """FILE.py:FN, how to trace it, and compiler options; ``short``: as in ``add_options``."""
     parser.add_argument(
         "place", metavar="FILE.py:FN", help="function or module; inputs come from FN_inputs() or inputs()"
     )
     parser.add_argument("--inference", action="store_true", help="under no_grad: no backward graph")
     parser.add_argument("--dynamic", action="store_true", help="all sizes symbolic")
     add_target(parser)
-    add_options(parser)
+    add_options(parser, short)
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +36,10 @@ def gpu(chosen: argparse.Namespace) -> "Model | None":
     return model(chosen.target)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, short: bool = True) -> None:
+    """``short``: ``-o`` is ``--option``, not the command's output."""
     parser.add_argument(
-        "-o", "--option", action="append", default=[], metavar="NAME=VALUE",
+        *(("-o",) if short else ()), "--option", action="append", default=[], metavar="NAME=VALUE",
         help="a compiler option: " + ", ".join(row.name for row in ROWS),
     )  # fmt: skip
 

@@ -26,23 +26,26 @@ class Result:
 
     ``texts``: (stage, extension, content) in the order of the compiler's dumps, fallbacks included.  ``gpu``: the one that it is
     for, None for the CPU.  ``artifact``: None if it could not be compiled at all.  ``usage``: what the driver says of its
-    kernels, by their names in the PTX; empty where the GPU is not there.
+    kernels, by their names in the PTX; empty where the GPU is not there.  ``seconds``: of each step of the artifact's module by
+    its number, if it was measured.
     """
 
     texts: tuple[tuple[str, str, str], ...]
     gpu: "Model | None"
     artifact: Artifact | None
     usage: Mapping[str, Usage]
+    seconds: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """``fused`` is the last module at level LOOPS, ``machine`` what the backend gets.
+    """``lowered`` has a kernel for each op, ``fused`` is the last module at level LOOPS, ``machine`` what the backend gets.
 
-    Neither knows of fallbacks: a kernel without code is still there, but not in ``result``.
+    None of them knows of fallbacks: a kernel without code is still there, but not in ``result``.
     """
 
     graph: Graph
+    lowered: Module
     fused: Module
     machine: Module
     target: Target
@@ -69,11 +72,14 @@ def compile_all(
     backward: bool = True,
     gpu: "Model | None" = None,
     more: Sequence[tuple[Any, ...]] = (),
+    measure: bool = False,
 ) -> Report:
     """Compiles and calls ``fn`` on ``args`` once, and its backward pass where there is one; then calls it on each of ``more``.
 
-    With ``gpu`` it is compiled for that one instead of where ``args`` are, and ATen runs it.  Raises LowcError if ``fn`` raises.
+    With ``gpu`` it is compiled for that one instead of where ``args`` are, and ATen runs it.  With ``measure``, the steps of
+    graphs that run on the CPU are timed.  Raises LowcError if ``fn`` raises.
     """
+    from lowc.cli.timing import timed
     from lowc.frontend.capture import capture
     from lowc.lowering.table import TABLE
     from lowc.trace import Trace
@@ -86,16 +92,18 @@ def compile_all(
     def compile_one(graph: Graph, constants: Any) -> Any:
         shown = graph if gpu is None else on_gpu(graph)
         here = gpu or _gpu_of(graph)
-        artifact, usage = None, {}
+        artifact, usage, seconds = None, {}, dict[int, float]()
         with TemporaryDirectory() as folder:
             try:
                 artifact, usage, call = _compiled(graph, shown, constants, options, gpu, Trace(folder))
+                if measure and here is None and options.isa != "interp":
+                    return timed(call, artifact, constants, options, seconds)
                 return call
             except Exception as error:
                 ours.append(error)
                 raise
             finally:
-                found.append((shown, Result(_read(Path(folder)), here, artifact, usage)))
+                found.append((shown, Result(_read(Path(folder)), here, artifact, usage, seconds)))
 
     try:
         seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward, keep=TABLE.keys(), more=more)
@@ -155,19 +163,19 @@ def target_for(options: Options, gpu: "Model | None") -> Target:
     return x86.detect(replace(options, isa="auto") if options.isa == "interp" else options)
 
 
-def schedule(graph: Graph, options: Options, target: Target) -> tuple[Module, Module, Target]:
-    """``graph`` lowered and taken through the passes that leave it at level LOOPS; the same at MACHINE; for which target."""
+def schedule(graph: Graph, options: Options, target: Target) -> tuple[Module, Module, Module, Target]:
+    """``graph`` lowered; taken through the passes that leave it at level LOOPS; the same at MACHINE; for which target."""
     from lowc.lowering import lower
     from lowc.scheduler import pipeline
 
-    module = lower(graph, options)
-    fused = module
+    lowered = lower(graph, options)
+    module = fused = lowered
     off = pipeline.switched_off(options)
     for row in pipeline.PASSES:
         if row.name not in off and row.only in ("", target.kind):
             module = pipeline.apply(row, module, target, options)
             fused = module if row.gives == "LOOPS" else fused
-    return fused, module, target
+    return lowered, fused, module, target
 
 
 def _read(folder: Path) -> tuple[tuple[str, str, str], ...]:

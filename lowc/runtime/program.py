@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 NativeCall = Callable[[Any], int]
 Call = Callable[[list[Any]], list[Any]]
 Made = Callable[[], "Artifact"]
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +74,22 @@ def bind(
     checked: bool = False,
     forward: bool = False,
     pool: arena.Pool | None = None,
+    around: Around | None = None,
 ) -> Program:
     """The program of ``artifact``.  ``constants`` are its last inputs.
 
     With ``checked``, each call makes sure that its inputs are what the program was made for (0.5 us a
     tensor); without, somebody else must have done so, as Dynamo's guards do: native code believes its
     pointers.  ``forward``: it is the forward pass of a training step, see ``arena``.  ``pool``: where
-    workspaces come from.  Raises LowcError if an op is unknown to this torch or a size
-    cannot be found.
+    workspaces come from.  ``around`` is put around each function that is a step of the program: native code and calls of ATen.
+    Raises LowcError if an op is unknown to this torch or a size cannot be found.
     """
     from lowc.runtime.host import render
 
     host = render(artifact, len(constants), checked=checked)
-    return bind_host(lambda: artifact, host, natives, constants, checked=checked, forward=forward, pool=pool)
+    return bind_host(
+        lambda: artifact, host, natives, constants, checked=checked, forward=forward, pool=pool, around=around
+    )
 
 
 def bind_host(
@@ -98,11 +102,14 @@ def bind_host(
     checked: bool = False,
     forward: bool = False,
     pool: arena.Pool | None = None,
+    around: Around | None = None,
 ) -> Program:
     """``bind`` for what has been rendered already.  ``code``: ``host.source`` compiled, if it is at hand."""
     pool = _POOL if pool is None else pool
     names = _cpu_names(made, host, pool) | shared_names(host, natives)
     names.update(zip(host.constants, constants, strict=True))
+    if around is not None:
+        names.update((name, around(names[name])) for name in (*host.natives, *host.ops, *host.into))
     code = code or compiled_source(host.source)
     call = profiled(made, host, code, names)
     if checked:

@@ -7,14 +7,17 @@ and close those scopes.
 
 from collections.abc import Callable, Sequence
 
+from lowc.backends.llvm.places import Places
+
 ATTRIBUTES = '#0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }'
 
 
 class ModuleText:
-    """The functions and declarations of one LLVM module."""
+    """The functions and declarations of one LLVM module.  ``places``: the statements are to be found again in it."""
 
-    def __init__(self, attributes: str = ATTRIBUTES) -> None:
+    def __init__(self, attributes: str = ATTRIBUTES, places: Places | None = None) -> None:
         self.attributes = attributes
+        self.places = places
         self.functions: list[str] = []
         self.declarations: dict[str, str] = {}
         self.globals: dict[str, str] = {}
@@ -30,7 +33,7 @@ class ModuleText:
                 "",
                 *self.functions,
                 f"attributes {self.attributes}",
-                "",
+                self.places.text() if self.places else "",
             ]
         )
 
@@ -47,6 +50,16 @@ class Builder:
         self.count = 0
         self.block = "entry"
         self.scopes: list[dict[str, str]] = [{}]
+        self.function = -1
+        self.mark = ""
+
+    def at(self, stmt: object) -> None:
+        """What follows is for ``stmt``, as far as anybody wants to know."""
+        places = self.module.places
+        if places is not None:
+            if self.function < 0:
+                self.function = places.function()
+            self.mark = f", !dbg !{places.location(self.function, stmt)}"
 
     # ------------------------------------------------------------ instructions
 
@@ -56,12 +69,12 @@ class Builder:
 
     def line(self, text: str) -> None:
         """An instruction without a result."""
-        self.lines.append(f"  {text}")
+        self.lines.append(f"  {text}{self.mark}")
 
     def op(self, text: str, hint: str = "v") -> str:
         """An instruction whose result depends on more than its text (loads, calls with effects)."""
         name = self.name(hint)
-        self.lines.append(f"  {name} = {text}")
+        self.lines.append(f"  {name} = {text}{self.mark}")
         return name
 
     def pure(self, text: str, hint: str = "v") -> str:
@@ -173,6 +186,7 @@ class Builder:
         operand returned.
         """
         body = "\n".join([*self.entry, *self.lines])
+        place = f" !dbg !{self.function}" if self.function >= 0 else ""
         self.module.functions.append(
-            f"define {signature} #0 {{\nentry:\n{body}\n  ret {result or 'void'}\n}}\n"
+            f"define {signature} #0{place} {{\nentry:\n{body}\n  ret {result or 'void'}\n}}\n"
         )

@@ -89,7 +89,9 @@ class Emitter:
     def body(self, body: Sequence[Stmt]) -> None:
         """``body`` in order; what it accumulates across threads is combined after the last update."""
         last: dict[int, list[Group]] = {}
+        around = self.b.mark
         for number, stmt in enumerate(body):
+            self.b.at(stmt)
             self.memo.clear()  # what was loaded for one statement need not be what the next one would load
             self.stmt(stmt)
             group = self.declared(stmt)
@@ -100,6 +102,7 @@ class Emitter:
             for over in dict.fromkeys(g.over for g in last.get(number, ())):
                 self.close([g for g in last[number] if g.over == over])
         self.memo.clear()
+        self.b.mark = around
 
     def declared(self, stmt: Stmt) -> Group | None:
         if isinstance(stmt, Acc):

@@ -25,6 +25,7 @@ def symbol(name: str) -> str:
 def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
     """Adds ``kernel`` to ``text``.  Raises CodegenError for what has no code."""
     b = Builder(text)
+    b.at(kernel)
     name = symbol(kernel.name)
     shape = plan(kernel)
     abilities = target.ops | ({AMPERE} if capability(target) >= 80 else frozenset[str]())

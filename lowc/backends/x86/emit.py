@@ -49,6 +49,7 @@ CHECKS = {"check_index": access.checked_index, "check_nonzero": access.checked_n
 def emit_kernel(text: ModuleText, kernel: Kernel, ops: frozenset[str], threads: bool) -> None:
     """Adds ``kernel`` to ``text``.  Raises CodegenError for what has no code."""
     b = Builder(text)
+    b.at(kernel)
     region = Region(b, ops, "%error")
     for param in kernel.params:
         region.pointers[param.name] = f"%{quoted(param.name)}"
@@ -94,7 +95,9 @@ class Emitter:
         update.
         """
         last: dict[int, list[Group]] = {}
+        around = self.b.mark
         for number, stmt in enumerate(body):
+            self.b.at(stmt)
             # what was loaded for one statement need not be what the next one would load
             self.memo.clear()
             if isinstance(stmt, Acc):
@@ -108,6 +111,7 @@ class Emitter:
             for group in last.get(number, ()):
                 accumulators.close(self.b, group, self.r.ops)
         self.memo.clear()
+        self.b.mark = around
 
     def stmt(self, stmt: Stmt) -> None:
         if isinstance(stmt, Let):

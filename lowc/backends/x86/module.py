@@ -2,9 +2,12 @@
 consecutive launches.
 """
 
+from collections.abc import Mapping
+
 from lowc.artifact import Artifact, Native, runs
 from lowc.backends.llvm import toolchain
-from lowc.backends.llvm.builder import Builder, ModuleText
+from lowc.backends.llvm.builder import ATTRIBUTES, Builder, ModuleText
+from lowc.backends.llvm.places import Located, Places, of_assembly, of_llvm
 from lowc.backends.x86.emit import emit_kernel
 from lowc.backends.x86.operations import LIBM
 from lowc.backends.x86.region import Region, quoted, scalar_index
@@ -23,14 +26,16 @@ def slot_names(module: Module) -> tuple[str, ...]:
     return (*own, "workspace", *(s.name for s in module.symbols))
 
 
-def emit_module(module: Module, target: Target, threads: bool) -> tuple[str, tuple[Native | Extern, ...]]:
-    """LLVM IR text and the host program.  Raises CodegenError, with the ``origin`` of the launch that has
-    no code.
+def emit_module(
+    module: Module, target: Target, threads: bool, *, places: Places | None = None, apart: bool = False
+) -> tuple[str, tuple[Native | Extern, ...]]:
+    """LLVM IR text and the host program.  ``apart``: each launch is a native call of its own.  Raises CodegenError, with the
+    ``origin`` of the launch that has no code.
     """
-    text = ModuleText()
+    text = ModuleText(ATTRIBUTES, places)
     done: set[int] = set()
     program: list[Native | Extern] = []
-    for run in runs(module):
+    for run in runs(module, apart):
         if isinstance(run, Extern):
             program.append(run)
             continue
@@ -91,9 +96,9 @@ def _checks(launch: Launch) -> bool:
     return any(has_check(e) for s in statements(launch.kernel.body) for e in exprs(s))
 
 
-def compile_module(module: Module, target: Target, threads: bool) -> Artifact:
+def compile_module(module: Module, target: Target, threads: bool, apart: bool = False) -> Artifact:
     """The Artifact for a module @MACHINE; raises CodegenError."""
-    text, program = emit_module(module, target, threads)
+    text, program = emit_module(module, target, threads, apart=apart)
     has_code = any(isinstance(step, Native) for step in program)
     code = toolchain.emit_object(text, target.cpu, target.features) if has_code else b""
     return Artifact(f"x86 {target.cpu}", code, slot_names(module), program, module)
@@ -102,6 +107,12 @@ def compile_module(module: Module, target: Target, threads: bool) -> Artifact:
 def assembly(module: Module, target: Target, threads: bool) -> str:
     """The assembly of a module @MACHINE, as text."""
     return toolchain.emit_assembly(emit_module(module, target, threads)[0], target.cpu, target.features)
+
+
+def located(module: Module, target: Target, threads: bool, numbers: Mapping[int, int]) -> tuple[Located, Located]:
+    """LLVM IR and assembly, each line with what ``numbers`` has for the statement that it is for."""
+    text = emit_module(module, target, threads, places=Places(numbers))[0]
+    return of_llvm(text), of_assembly(toolchain.emit_assembly(text, target.cpu, target.features))
 
 
 LIBM_NAMES = frozenset(name + suffix for name in LIBM.values() for suffix in ("", "f"))

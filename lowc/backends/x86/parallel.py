@@ -84,6 +84,7 @@ def _captures(e: "Emitter", stmt: For) -> list[Capture]:
 def _body(e: "Emitter", stmt: For, name: str, captures: Sequence[Capture]) -> None:
     """``@k.N``: the iterations lo .. hi-1."""
     b = Builder(e.b.module)
+    b.at(stmt)
     region = Region(b, e.r.ops, "%error")
     signature: list[str] = []
     for number, c in enumerate(captures):

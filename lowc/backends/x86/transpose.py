@@ -46,6 +46,7 @@ def emit(emitter: "Emitter", outer: Stmt, rest: Sequence[Stmt]) -> bool:
     vector = f"<{size} x {memory(load.dtype)}>"
     align = load.dtype.bytes
     rows: list[str] = []
+    emitter.b.at(store)
     for n in range(size):
         place = _place(emitter, load.buffer, load.index[0], {outer.axis: n, inner.axis: 0})
         rows.append(emitter.b.op(f"load {vector}, ptr {place}, align {align}"))
