@@ -14,6 +14,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._guards import detect_fake_mode
@@ -166,7 +167,7 @@ def _op_call(
     several = isinstance(value, tuple | list)
     metas = tuple(_meta(v, symbols) for v in (value if several else () if value is None else (value,)))
     results: Any = Ref(node.name)
-    if isinstance(value, torch.SymInt | int):
+    if isinstance(value, torch.SymInt | torch.SymBool | int):
         results = index_of(value, symbols)
     elif several:
         results = tuple(Ref(node.name, n) for n in range(len(metas)))
@@ -175,7 +176,10 @@ def _op_call(
         return (made,), results
     values = {n.name: n.meta.get("val") for n in node.all_input_nodes}
     taken = {name: _tensor_meta(v, symbols) for name, v in values.items() if isinstance(v, torch.Tensor)}
-    return tuple(floats.with_tensors(made, taken)), results
+    try:
+        return tuple(floats.with_tensors(made, taken)), results
+    except Unsupported:
+        return (wrapped.with_floats(made, op),), results
 
 
 def _with_effects(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> tuple[Node, ...]:
@@ -265,6 +269,8 @@ def _meta(value: Any, symbols: Mapping[Any, Symbol]) -> Meta:
         return _tensor_meta(value, symbols)
     if isinstance(value, int | torch.SymInt):
         return index_of(value, symbols)
+    if isinstance(value, torch.SymBool) and isinstance(value.node.expr, sympy.Eq):  # of data: Eq(u0, 1)
+        return index_of(value.node.expr.lhs, symbols)
     if value is None:
         return None
     raise Unsupported(f"a result is a {type(value).__name__}")

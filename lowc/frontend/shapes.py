@@ -105,6 +105,11 @@ def _convert(expr: Any, symbols: Mapping[Any, Symbol]) -> Index:
         if str(expr) not in symbols:
             raise Unsupported(f"size {expr} is unknown in this graph")
         return ix(symbols[str(expr)])
+    if isinstance(expr, sympy.Piecewise):  # the first value whose condition holds
+        chosen = ix(0)
+        for value, cond in reversed(expr.args):
+            chosen = _where(_convert(cond, symbols), _convert(value, symbols), chosen)
+        return chosen
     if isinstance(expr, ROUNDING) and expr in symbols:
         return ix(symbols[expr])
     rule = _RULES.get(type(expr))

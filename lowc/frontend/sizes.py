@@ -57,6 +57,9 @@ _OF_EXPRESSIONS: dict[Any, str] = {
 }
 
 
+_EXACT = ("float", "trunc", "floor", "ceil", "round", "neg", "abs", "min", "max")
+
+
 @dataclass(frozen=True, slots=True)
 class Derived:
     """``node`` computes the size ``symbol`` from the sizes ``needs``."""
@@ -68,7 +71,10 @@ class Derived:
 
 def derive(gm: fx.GraphModule, values: Iterable[Any], symbols: Symbols) -> list[Derived]:
     """The sizes of that kind in ``values`` (tensors and symbolic numbers), each behind those that it is computed from; adds
-    their symbols to ``symbols``.  What cannot be computed either is left out: its use raises Unsupported."""
+    their symbols to ``symbols``.  What cannot be computed either is left out: its use raises Unsupported.
+
+    A size that an input of the graph has is not computed again: a backward graph does not say how the forward graph got it.
+    """
     derived: list[Derived] = []
     whole: set[Any] = set()
     found: dict[Any, Any] = {}
@@ -78,32 +84,49 @@ def derive(gm: fx.GraphModule, values: Iterable[Any], symbols: Symbols) -> list[
                 if number.node.expr.has(*ROUNDING):
                     inside = [e for e in sympy.postorder_traversal(number.node.expr) if isinstance(e, ROUNDING)]
                     found.update(dict.fromkeys(inside, number.node.shape_env))
-        if isinstance(value, torch.Tensor):
-            whole.update(n.node.expr for n in value.shape if isinstance(n, torch.SymInt))
+        whole.update(_whole(value))
+    given = {expr for node in gm.graph.find_nodes(op="placeholder") for expr in _whole(node.meta.get("val"))}
     taken = {node.name for node in gm.graph.nodes} | {symbol.name for symbol in symbols.values()}
     for expr, shape_env in found.items():
-        if _expressible(expr, symbols):
-            continue
-        origin = _first(gm, expr)
-        try:
-            tree = _of_node(origin, symbols, top=True) if origin else _of_expression(expr, symbols)
-        except Unsupported:
+        origin = None if expr in given else _first(gm, expr)
+        tree = None if expr in given else _computation(expr, origin, symbols)
+        if expr not in given and (tree is None or (_expressible(expr, symbols) and _roundings(tree) <= 1)):
             continue
         name = next(n for k in range(len(taken) + 1) if (n := f"f{len(derived) + k}") not in taken)
         taken.add(name)
         symbol = symbols[expr] = range_of(name, expr, shape_env, expr in whole, slack=1)
-        node = Node(name, arithmetic.TARGET, (tree,), (), (ix(symbol),), user_line(origin) if origin else "")
-        derived.append(Derived(symbol, node, frozenset(_symbols(tree))))
+        if expr not in given:
+            node = Node(name, arithmetic.TARGET, (tree,), (), (ix(symbol),), user_line(origin) if origin else "")
+            derived.append(Derived(symbol, node, frozenset(_symbols(tree))))
     return derived
 
 
+def _whole(value: Any) -> list[Any]:
+    """The expressions that ``value``, or a dimension of it, is."""
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return [n.node.expr for n in sizes if isinstance(n, torch.SymInt)]
+
+
+def _computation(expr: Any, origin: fx.Node | None, symbols: Symbols) -> GraphArg:
+    """How ``expr`` is computed; None if there is no way."""
+    try:
+        return _of_node(origin, symbols, top=True) if origin else _of_expression(expr, symbols)
+    except Unsupported:
+        return None
+
+
+def _roundings(tree: GraphArg) -> int:
+    """How often a float may be rounded: with one rounding at most, an Index is as good (see ``shapes.py``)."""
+    if not isinstance(tree, tuple):
+        return 0
+    return (tree[0] not in _EXACT) + sum(map(_roundings, tree[1:]))
+
+
 def take_due(derived: list[Derived], inputs: Iterable[Input], nodes: Iterable[Node]) -> list[Node]:
-    """Takes from ``derived`` what can be computed after ``inputs`` and ``nodes``, and has not come with an input."""
+    """Takes from ``derived`` what can be computed after ``inputs`` and ``nodes``."""
     if not derived:
         return []
-    known = _told([i.meta for i in inputs])
-    derived[:] = [d for d in derived if d.symbol not in known]
-    known |= _told([meta for node in nodes for meta in node.outputs])
+    known = _told([*(i.meta for i in inputs), *(meta for node in nodes for meta in node.outputs)])
     due: list[Node] = []
     for d in list(derived):
         if d.needs <= known:
