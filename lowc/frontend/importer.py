@@ -6,7 +6,8 @@ How FX values become graph arguments:
 * symbolic integers and their arithmetic (``aten.sym_size.int``, ``operator.mul``, ...) become ``Index`` values and no node;
 * ``torch.dtype`` is a ``DType``; a device, a memory format and a layout are strings with a mark:
   ``device:cuda:0``, ``memory_format:channels_last``, ``layout:strided`` (see ``ir/graph.py``);
-* floats computed from sizes, or given, become 0-d f64 tensors (see ``floats.py``), sizes computed from floats symbols (see ``sizes.py``);
+* floats computed from sizes, or given, become 0-d f64 tensors (see ``floats.py``);
+* sizes computed from floats become symbols, each with a node that computes it (see ``sizes.py``);
 * tensors that the module holds (``get_attr``) become further inputs, after the graph's own, and are returned beside it.
 """
 

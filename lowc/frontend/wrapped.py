@@ -19,8 +19,8 @@ from torch import Tensor
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2_dense
 
 from lowc.errors import Unsupported
-from lowc.frontend.floats import Float
 from lowc.frontend.dtypes import TORCH_DTYPES
+from lowc.frontend.floats import Float
 from lowc.ir.graph import GraphArg, Node, Ref, TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.types import DType
