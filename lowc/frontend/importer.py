@@ -134,8 +134,9 @@ def _call(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> tuple[Node
     if isinstance(value, torch.SymFloat):
         env[node] = floats.Float(Ref(node.name))
         if target == torch.ops.aten._local_scalar_dense.default:
-            taken = _tensor_meta(node.args[0].meta["val"], symbols)
-            return tuple(floats.item(node.name, env[node.args[0]], taken, user_line(node)))
+            (tensor,) = node.all_input_nodes
+            taken = _tensor_meta(tensor.meta["val"], symbols)
+            return tuple(floats.item(node.name, env[tensor], taken, user_line(node)))
         function = getattr(target, "__name__", str(target))
         return tuple(floats.arithmetic(node.name, function, _arg(node.args, symbols, env), user_line(node)))
     if getattr(target, "__name__", "") in wrapped.WRAPPERS:

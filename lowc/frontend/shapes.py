@@ -107,7 +107,8 @@ def _convert(expr: Any, symbols: Mapping[Any, Symbol]) -> Index:
         return ix(symbols[str(expr)])
     if isinstance(expr, sympy.Piecewise):  # the first value whose condition holds
         chosen = ix(0)
-        for value, cond in reversed(expr.args):
+        branches: Any = reversed(expr.args)
+        for value, cond in branches:
             chosen = _where(_convert(cond, symbols), _convert(value, symbols), chosen)
         return chosen
     if isinstance(expr, ROUNDING) and expr in symbols:

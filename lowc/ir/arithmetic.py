@@ -33,10 +33,10 @@ FUNCTIONS = {
     "add": Function("({} + {})", operator.add),
     "sub": Function("({} - {})", operator.sub),
     "mul": Function("({} * {})", operator.mul),
-    "truediv": Function("({} / {})", operator.truediv),
-    "floordiv": Function("({} // {})", operator.floordiv),
+    "truediv": Function("({} / {})", lambda a, b: a / b),
+    "floordiv": Function("({} // {})", lambda a, b: a // b),
     "mod": Function("({} % {})", operator.mod),
-    "pow": Function("({} ** {})", operator.pow),
+    "pow": Function("({} ** {})", lambda a, b: a**b),
     "neg": Function("(-{})", operator.neg),
     "abs": Function("abs({})", abs),
     "min": Function("min({}, {})", min),
@@ -77,7 +77,8 @@ def text(tree: Arg) -> str:
     """``tree`` as Python writes it."""
     if isinstance(tree, tuple):
         return FUNCTIONS[str(tree[0])].form.format(*map(text, tree[1:]))
-    return f"({index.text(tree)})" if isinstance(tree, Index) else repr(tree)
+    written = index.text(tree) if isinstance(tree, Index) else repr(tree)
+    return written if written.isidentifier() or written.replace(".", "").isdigit() else f"({written})"
 
 
 def symbols(tree: Arg) -> Iterator[Symbol]:

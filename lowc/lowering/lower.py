@@ -92,7 +92,8 @@ def _node(
     """Emits ``node``; gives a Value or Index for each of its outputs."""
     if node.target == arithmetic.TARGET:
         (symbol,) = (_as_symbol(meta) for meta in node.outputs if isinstance(meta, Index))
-        builder.steps.append(Extern(node.target, node.args, (), (symbol,), origin=(_origin(node),)))
+        args = tuple(_outside(builder, a) for a in node.args)
+        builder.steps.append(Extern(node.target, args, (), (symbol,), origin=(_origin(node),)))
         return node.outputs
     if node.target in SIZES and all(isinstance(m, Index) for m in node.outputs):
         return node.outputs

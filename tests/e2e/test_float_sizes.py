@@ -117,5 +117,5 @@ def test_in_line_in_the_host_program(compiler_auto: Any) -> None:
     compiler_auto.compile(share, dynamic=True)(torch.randn(40))
     (program,) = compiler_auto.programs
     assert not program.host.ops
-    assert " = math.trunc((float((s" in program.source
+    assert " = math.trunc((float(s" in program.source
     assert program.source.index("math.trunc") < program.source.index("empty(")

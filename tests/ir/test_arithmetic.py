@@ -17,9 +17,10 @@ from lowc.ir.verify import verify_module
 
 S = ix(Symbol("s0", 0))
 TREES: list[tuple[Arg, str]] = [
-    (("trunc", ("mul", ("float", S), 0.3)), "math.trunc((float((s0)) * 0.3))"),
-    (("ceil", ("truediv", S, 7)), "math.ceil(((s0) / 7))"),
-    (("round", ("pow", ("add", S, 2), -0.5)), "round((((s0) + 2) ** -0.5))"),
+    (("trunc", ("mul", ("float", S), 0.3)), "math.trunc((float(s0) * 0.3))"),
+    (("ceil", ("truediv", S, 7)), "math.ceil((s0 / 7))"),
+    (("round", ("pow", ("add", S, 2), -0.5)), "round(((s0 + 2) ** (-0.5)))"),
+    (("trunc", ("pow", -2, 3.0)), "math.trunc(((-2) ** 3.0))"),
     (("floor", ("neg", ("max", ("sqrt", S * S + 1), 1.5))), "math.floor((-max(math.sqrt((s0*s0 + 1)), 1.5)))"),
 ]
 
@@ -43,7 +44,7 @@ kernel copy(s0: size 0.., f0: size 0.., x: f32[s0], out: f32[f0]) {
 def test_value_is_that_of_the_text(tree: Arg, text: str) -> None:
     assert arithmetic.text(tree) == text
     assert arithmetic.wrong(tree) == ""
-    assert list(arithmetic.symbols(tree))[0] == Symbol("s0", 0)
+    assert set(arithmetic.symbols(tree)) == ({Symbol("s0", 0)} if "s0" in text else set())
     for size in (0, 1, 10, 12345, 2**53 + 1):
         assert arithmetic.evaluate(tree, {"s0": size}) == eval(text, {"s0": size, "math": math})
 
