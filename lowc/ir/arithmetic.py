@@ -21,6 +21,18 @@ from lowc.ir.nodes import Arg, Extern, Step
 TARGET = "lowc.size.default"
 
 
+def _divide(a: float, b: float) -> float:
+    return a / b
+
+
+def _floor_divide(a: float, b: float) -> float:
+    return a // b
+
+
+def _power(a: float, b: float) -> Any:
+    return a**b
+
+
 class Function(NamedTuple):
     """``form``: as Python writes it, one ``{}`` for each operand."""
 
@@ -33,10 +45,10 @@ FUNCTIONS = {
     "add": Function("({} + {})", operator.add),
     "sub": Function("({} - {})", operator.sub),
     "mul": Function("({} * {})", operator.mul),
-    "truediv": Function("({} / {})", lambda a, b: a / b),
-    "floordiv": Function("({} // {})", lambda a, b: a // b),
+    "truediv": Function("({} / {})", _divide),
+    "floordiv": Function("({} // {})", _floor_divide),
     "mod": Function("({} % {})", operator.mod),
-    "pow": Function("({} ** {})", lambda a, b: a**b),
+    "pow": Function("({} ** {})", _power),
     "neg": Function("(-{})", operator.neg),
     "abs": Function("abs({})", abs),
     "min": Function("min({}, {})", min),
