@@ -31,17 +31,24 @@ def mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, kept)) / len(kept)) if kept else math.nan
 
 
+def number(value: float, form: str) -> str:
+    """``value`` as text; nothing where it was not measured."""
+    return "" if math.isnan(value) else format(value, form)
+
+
 def markdown(results: dict[str, Any], sides: list[str]) -> str:
     rows: list[list[str]] = []
     for name, row in results["workloads"].items():
         cells = [name]
         for side in sides:
             times = [row.get(s, {}).get("median_ms", math.nan) for s in (side, f"{side}-dynamic")]
-            cells += [*(f"{t:.3g}" for t in times), f"{ratio(row, side):.2f}"]
+            cells += [number(t, ".3g") for t in times] + [number(ratio(row, side), ".2f")]
         rows.append(cells)
-    total = ["geometric mean"]
+    # Sides are compared over the same workloads.
+    common = [row for row in results["workloads"].values() if not any(math.isnan(ratio(row, side)) for side in sides)]
+    total = [f"geometric mean of {len(common)}"]
     for side in sides:
-        total += ["", "", f"{mean([ratio(row, side) for row in results['workloads'].values()]):.2f}"]
+        total += ["", "", number(mean([ratio(row, side) for row in common]), ".2f")]
     head = ["workload"]
     for side in sides:
         head += [f"{side} static, ms", f"{side} dynamic, ms", f"{side} static / dynamic"]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lowc.artifact import Artifact, Native
 from lowc.collection import collection_paused
 from lowc.errors import InternalError, LowcError, OptionError, Unsupported, VerifyError
+from lowc.ir import arithmetic
 from lowc.ir.graph import Graph, device_of
 from lowc.ir.graph_printer import print_graph
 from lowc.ir.nodes import Extern, Module
@@ -75,7 +76,7 @@ def _compile(graph: Graph, constants: Sequence[Any], options: Options, trace: Tr
         program = _with_fallbacks(graph, options, trace, attempt)
     trace.dump("host", lambda: program.source, "py")
     for step in program.artifact.program:
-        if isinstance(step, Extern):
+        if isinstance(step, Extern) and not arithmetic.is_size(step):
             trace.count(f"extern {step.target}")
     if options.time:
         miss = " (cache miss)" if trace.counters.get("cache miss") else ""

@@ -11,6 +11,7 @@ from lowc.cli import arguments, cost
 from lowc.cli.compilation import Compiled, Report, compile_all
 from lowc.cli.launches import LaunchLine, launches
 from lowc.cli.load import load_calls
+from lowc.ir import arithmetic
 from lowc.ir.nodes import Extern, Launch, Module
 
 
@@ -77,7 +78,7 @@ def externs(module: Module) -> list[ExternLine]:
             cost.of_extern(step),
         )
         for step in module.steps
-        if isinstance(step, Extern)
+        if isinstance(step, Extern) and not arithmetic.is_size(step)
     ]
 
 

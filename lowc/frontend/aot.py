@@ -21,6 +21,7 @@ from lowc.errors import InternalError, LowcError, OptionError
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.importer import import_graph
+from lowc.frontend.outside import with_python_numbers
 from lowc.frontend.random import replace_random_ops
 from lowc.frontend.recompiles import log_recompile
 from lowc.ir.graph import Graph
@@ -104,7 +105,7 @@ def compile_fx_graph(
         counters["lowc"][f"unsupported: {error.message}"] += 1
         return _run_by_torch(gm)
     counters["lowc"]["graphs"] += 1
-    return _boxed(compiled)
+    return _boxed(with_python_numbers(gm, compiled))
 
 
 def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[torch.Tensor]]:

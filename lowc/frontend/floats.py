@@ -80,6 +80,12 @@ def arithmetic(name: str, function: str, args: Sequence[Any], where: str) -> lis
     return nodes
 
 
+def item(name: str, ref: Ref, meta: TensorMeta, where: str) -> list[Node]:
+    """The nodes that make a Float of the only element of the tensor ``ref``, of type ``meta``; the last is called ``name``."""
+    alone = Node(f"{name}_0_", "aten.view.default", (ref, ()), (), (replace(SCALAR, dtype=meta.dtype),), where)
+    return [alone, _cast(name, Ref(alone.name), types.f64, where)]
+
+
 def uses_float(args: Any) -> bool:
     """Whether a Float occurs in ``args``."""
     return isinstance(args, Float) or (isinstance(args, tuple | list) and any(map(uses_float, args)))

@@ -6,7 +6,8 @@ How FX values become graph arguments:
 * symbolic integers and their arithmetic (``aten.sym_size.int``, ``operator.mul``, ...) become ``Index`` values and no node;
 * ``torch.dtype`` is a ``DType``; a device, a memory format and a layout are strings with a mark:
   ``device:cuda:0``, ``memory_format:channels_last``, ``layout:strided`` (see ``ir/graph.py``);
-* floats computed from sizes become 0-d f64 tensors (see ``floats.py``);
+* floats computed from sizes, or given, become 0-d f64 tensors (see ``floats.py``);
+* sizes computed from floats become symbols, each with a node that computes it (see ``sizes.py``);
 * tensors that the module holds (``get_attr``) become further inputs, after the graph's own, and are returned beside it.
 """
 
@@ -14,13 +15,14 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from lowc.errors import Unsupported
-from lowc.frontend import floats, wrapped
+from lowc.frontend import floats, sizes, wrapped
 from lowc.frontend.dtypes import dtype_of
 from lowc.frontend.shapes import index_of, symbols_of
 from lowc.frontend.source import user_line
@@ -37,7 +39,9 @@ def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tenso
     the user's line, for what cannot be written down: ops with subgraphs, in-place ops other than a closing ``copy_`` into an
     input, sparse or quantised tensors, and dtypes that lowc has no name for.
     """
-    symbols = symbols_of(_all_values(gm))
+    values = _all_values(gm)
+    symbols = symbols_of(values)
+    derived = sizes.derive(gm, values, symbols)
     env: _Env = {}
     inputs: list[Input] = []
     constants: dict[str, torch.Tensor] = {}
@@ -50,12 +54,12 @@ def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tenso
             elif node.op == "get_attr":
                 _constant(gm, node, constants, env)
             elif node.op == "call_function":
+                nodes.extend(sizes.take_due(derived, inputs, nodes))
                 nodes.extend(_call(node, symbols, env))
             elif node.op == "output":
                 result = _arg(node.args[0], symbols, env)
                 outputs = result if isinstance(result, tuple) else (result,)
-                if floats.uses_float(outputs):
-                    raise Unsupported("a result is a floating-point size")
+                outputs = tuple(o.ref if isinstance(o, floats.Float) else o for o in outputs)
             else:
                 raise Unsupported(f"FX node {node.format_node()} cannot be imported")
         except Unsupported as error:
@@ -85,14 +89,17 @@ def _all_values(gm: fx.GraphModule) -> list[Any]:
 # ---------------------------------------------------------------- nodes
 
 
-def _input(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> Input:
+def _input(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> Input:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         env[node] = Ref(node.name)
         return Input(node.name, _tensor_meta(value, symbols))
-    if isinstance(value, int | torch.SymInt):
+    if isinstance(value, int | torch.SymInt | torch.SymBool):
         env[node] = index_of(value, symbols)
         return Input(node.name, env[node])
+    if isinstance(value, torch.SymFloat):
+        env[node] = floats.Float(Ref(node.name))
+        return Input(node.name, floats.SCALAR)
     if value is None:
         env[node] = None
         return Input(node.name, None)
@@ -112,7 +119,7 @@ def _constant(gm: fx.GraphModule, node: fx.Node, constants: dict[str, torch.Tens
     env[node] = Ref(node.name)
 
 
-def _call(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node, ...]:
+def _call(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> tuple[Node, ...]:
     """The nodes that ``node`` becomes: one, or none where it only picks a result or computes a size."""
     target, value = node.target, node.meta.get("val")
     if target is operator.getitem:
@@ -124,8 +131,12 @@ def _call(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node
     ):
         env[node] = index_of(value, symbols)
         return ()
-    if isinstance(value, torch.SymFloat) and target != torch.ops.aten._local_scalar_dense.default:
+    if isinstance(value, torch.SymFloat):
         env[node] = floats.Float(Ref(node.name))
+        if target == torch.ops.aten._local_scalar_dense.default:
+            (tensor,) = node.all_input_nodes
+            taken = _tensor_meta(tensor.meta["val"], symbols)
+            return tuple(floats.item(node.name, env[tensor], taken, user_line(node)))
         function = getattr(target, "__name__", str(target))
         return tuple(floats.arithmetic(node.name, function, _arg(node.args, symbols, env), user_line(node)))
     if getattr(target, "__name__", "") in wrapped.WRAPPERS:
@@ -149,7 +160,7 @@ def _no_op(target: Any) -> str:
 
 
 def _op_call(
-    node: fx.Node, op: Any, fx_args: tuple[Any, ...], value: Any, symbols: Mapping[str, Symbol], env: _Env
+    node: fx.Node, op: Any, fx_args: tuple[Any, ...], value: Any, symbols: Mapping[Any, Symbol], env: _Env
 ) -> tuple[tuple[Node, ...], Any]:
     """(the nodes for the call of ``op`` that ``node`` is, its results): ``value`` has the results' types."""
     args = _arg(fx_args, symbols, env)
@@ -158,7 +169,7 @@ def _op_call(
     several = isinstance(value, tuple | list)
     metas = tuple(_meta(v, symbols) for v in (value if several else () if value is None else (value,)))
     results: Any = Ref(node.name)
-    if isinstance(value, torch.SymInt | int):
+    if isinstance(value, torch.SymInt | torch.SymBool | int):
         results = index_of(value, symbols)
     elif several:
         results = tuple(Ref(node.name, n) for n in range(len(metas)))
@@ -167,10 +178,13 @@ def _op_call(
         return (made,), results
     values = {n.name: n.meta.get("val") for n in node.all_input_nodes}
     taken = {name: _tensor_meta(v, symbols) for name, v in values.items() if isinstance(v, torch.Tensor)}
-    return tuple(floats.with_tensors(made, taken)), results
+    try:
+        return tuple(floats.with_tensors(made, taken)), results
+    except Unsupported:
+        return (wrapped.with_floats(made, op),), results
 
 
-def _with_effects(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tuple[Node, ...]:
+def _with_effects(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> tuple[Node, ...]:
     """``with_effects(token, op, *args) → (token, *results)`` as the call of ``op``.
 
     Tokens only tie effects to their order, which is that of the graph: calls that lowc leaves to torch keep it.  The token that
@@ -188,7 +202,7 @@ def _with_effects(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> tu
     return nodes
 
 
-def _wrapped(node: fx.Node, symbols: Mapping[str, Symbol], env: _Env) -> Node:
+def _wrapped(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> Node:
     """An op inside a higher-order op that ``lowc::call`` can stand for."""
     wrapper = str(getattr(node.target, "__name__", ""))
     before, op, rest = _around_op(node)
@@ -252,17 +266,19 @@ def _check_functional(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
 # ---------------------------------------------------------------- values
 
 
-def _meta(value: Any, symbols: Mapping[str, Symbol]) -> Meta:
+def _meta(value: Any, symbols: Mapping[Any, Symbol]) -> Meta:
     if isinstance(value, torch.Tensor):
         return _tensor_meta(value, symbols)
     if isinstance(value, int | torch.SymInt):
         return index_of(value, symbols)
+    if isinstance(value, torch.SymBool) and isinstance(value.node.expr, sympy.Eq):  # of data: Eq(u0, 1)
+        return index_of(value.node.expr.lhs, symbols)
     if value is None:
         return None
     raise Unsupported(f"a result is a {type(value).__name__}")
 
 
-def _tensor_meta(value: torch.Tensor, symbols: Mapping[str, Symbol]) -> TensorMeta:
+def _tensor_meta(value: torch.Tensor, symbols: Mapping[Any, Symbol]) -> TensorMeta:
     if value.layout != torch.strided:
         raise Unsupported(f"tensors of layout {value.layout} are not supported")
     if value.is_quantized or value.is_conj() or value.is_neg():
@@ -276,7 +292,7 @@ def _tensor_meta(value: torch.Tensor, symbols: Mapping[str, Symbol]) -> TensorMe
     )
 
 
-def _arg(value: Any, symbols: Mapping[str, Symbol], env: _Env) -> Any:
+def _arg(value: Any, symbols: Mapping[Any, Symbol], env: _Env) -> Any:
     if isinstance(value, fx.Node):
         return env[value]
     if isinstance(value, tuple | list):

@@ -12,6 +12,7 @@ from typing import Any
 import sympy
 import torch
 from torch.utils._sympy import functions as tf
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from lowc.errors import Unsupported
 from lowc.ir.index import ONE, Index, Symbol, constant, floordiv, ix, lower_bound, maximum, minimum, mod
@@ -20,30 +21,37 @@ from lowc.ir.index import ONE, Index, Symbol, constant, floordiv, ix, lower_boun
 _LEAST, _MOST = -(2**63), 2**62
 
 
-def index_of(value: int | torch.SymInt | torch.SymBool, symbols: Mapping[str, Symbol]) -> Index:
-    """``value`` as an Index over ``symbols`` (by name; see ``symbols_of``).  Raises Unsupported for what an Index cannot say."""
+Symbols = dict[Any, Symbol]
+"""Symbols by their names and, where an expression has become one (see ``sizes.py``), by sympy's expression."""
+
+
+def index_of(value: int | torch.SymInt | torch.SymBool | sympy.Basic, symbols: Mapping[Any, Symbol]) -> Index:
+    """``value`` as an Index over ``symbols`` (see ``symbols_of``).  Raises Unsupported for what an Index cannot say."""
     if isinstance(value, int):
         return ix(int(value))
-    return _convert(value.node.expr, symbols)
+    return _convert(value if isinstance(value, sympy.Basic) else value.node.expr, symbols)
 
 
-def symbols_of(values: Iterable[Any]) -> dict[str, Symbol]:
+def symbols_of(values: Iterable[Any]) -> Symbols:
     """The symbols in ``values`` (tensors and symbolic numbers), by name, with their ranges, in order of appearance."""
     found: dict[str, tuple[sympy.Symbol, Any]] = {}
     dims: set[str] = set()
     for value in values:
-        for number in _numbers(value):
+        for number in numbers(value):
             if not isinstance(number, torch.SymInt | torch.SymBool | torch.SymFloat):
                 continue
             for symbol in sorted(number.node.expr.free_symbols, key=str):
+                if symbol_is_type(symbol, SymT.FLOAT) or symbol_is_type(symbol, SymT.UNBACKED_FLOAT):
+                    continue  # no size: a 0-d tensor, see floats.py
                 found.setdefault(str(symbol), (symbol, number.node.shape_env))
         if isinstance(value, torch.Tensor):
             sizes = [n.node.expr for n in value.shape if isinstance(n, torch.SymInt)]
             dims.update(str(e) for e in sizes if isinstance(e, sympy.Symbol))
-    return {name: _symbol(name, *where, name in dims) for name, where in found.items()}
+    return {name: range_of(name, *where, name in dims) for name, where in found.items()}
 
 
-def _numbers(value: Any) -> tuple[Any, ...]:
+def numbers(value: Any) -> tuple[Any, ...]:
+    """The sizes, strides and offset of a tensor; a number as it is."""
     if isinstance(value, torch.Tensor):
         return (
             (*value.shape, *value.stride(), value.storage_offset())
@@ -53,14 +61,24 @@ def _numbers(value: Any) -> tuple[Any, ...]:
     return (value,)
 
 
-def _symbol(name: str, symbol: sympy.Symbol, shape_env: Any, is_dim: bool) -> Symbol:
-    bounds = shape_env.bound_sympy(symbol)
-    low = max(_bound(bounds.lower, _LEAST), 0 if is_dim else _LEAST)
-    high = _bound(bounds.upper, _MOST)
-    return Symbol(name, low, None if high >= _MOST else high, _hint(symbol, shape_env))
+def range_of(name: str, expr: Any, shape_env: Any, is_dim: bool, slack: int = 0) -> Symbol:
+    """``expr``, a symbol of sympy's or an expression, as a Symbol.  ``slack``: so much wider is its range than torch's (torch's
+    floats may round otherwise)."""
+    bounds = shape_env.bound_sympy(expr)
+    low = max(_bound(bounds.lower, _LEAST) - slack, 0 if is_dim else _LEAST)
+    high = _bound(bounds.upper, _MOST) + slack
+    return Symbol(name, low, None if high >= _MOST else high, _hint(expr, shape_env))
 
 
-def _hint(symbol: sympy.Symbol, shape_env: Any) -> int | None:
+def _hint(expr: Any, shape_env: Any) -> int | None:
+    if isinstance(expr, sympy.Symbol):
+        return _hint_of_symbol(expr, shape_env)
+    hints = {symbol: _hint_of_symbol(symbol, shape_env) for symbol in expr.free_symbols}
+    value = expr.xreplace({symbol: sympy.Integer(hint) for symbol, hint in hints.items() if hint is not None})
+    return int(value) if value.is_Integer else None
+
+
+def _hint_of_symbol(symbol: sympy.Symbol, shape_env: Any) -> int | None:
     """The size that ``symbol`` stood for while tracing, or what ``mark_unbacked`` was told; None if its value hangs on data."""
     for known in (shape_env.var_to_hint_override, shape_env.backed_var_to_val):
         if (value := known.get(symbol)) is not None:
@@ -74,8 +92,11 @@ def _bound(value: Any, otherwise: int) -> int:
 
 # ---------------------------------------------------------------- expressions
 
+ROUNDING = (tf.TruncToInt, tf.FloorToInt, tf.CeilToInt, tf.RoundToInt)
+"""What makes an integer of a float."""
 
-def _convert(expr: Any, symbols: Mapping[str, Symbol]) -> Index:
+
+def _convert(expr: Any, symbols: Mapping[Any, Symbol]) -> Index:
     if expr.is_Integer:
         return ix(int(expr))
     if expr in (sympy.true, sympy.false):
@@ -84,6 +105,14 @@ def _convert(expr: Any, symbols: Mapping[str, Symbol]) -> Index:
         if str(expr) not in symbols:
             raise Unsupported(f"size {expr} is unknown in this graph")
         return ix(symbols[str(expr)])
+    if isinstance(expr, sympy.Piecewise):  # the first value whose condition holds
+        chosen = ix(0)
+        branches: Any = reversed(expr.args)
+        for value, cond in branches:
+            chosen = _where(_convert(cond, symbols), _convert(value, symbols), chosen)
+        return chosen
+    if isinstance(expr, ROUNDING) and expr in symbols:
+        return ix(symbols[expr])
     rule = _RULES.get(type(expr))
     if rule is None:
         raise Unsupported(f"sizes with {type(expr).__name__} are not supported: {expr}")
@@ -92,7 +121,7 @@ def _convert(expr: Any, symbols: Mapping[str, Symbol]) -> Index:
     return rule(*(_convert(a, symbols) for a in expr.args))
 
 
-def _quotient(expr: Any, symbols: Mapping[str, Symbol]) -> tuple[Index, Index]:
+def _quotient(expr: Any, symbols: Mapping[Any, Symbol]) -> tuple[Index, Index]:
     """(a, b) of ``to_int(a / b)`` or ``to_int(c * a)``: exact here; torch goes through a float, which is the same for sizes
     below 2**33 (and factors that are short binary fractions, as 1.5)."""
     inner = expr.args[0]

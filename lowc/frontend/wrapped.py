@@ -4,11 +4,13 @@
 
 * ``auto_functionalized``: a custom op that changes its arguments; they are copied first, and returned behind the results;
 * ``run_and_save_rng_state``: a random op; the state of the generator before it comes first among the results;
-* ``run_with_rng_state``: the same op again, in the backward pass, on the state saved then (checkpointing).
+* ``run_with_rng_state``: the same op again, in the backward pass, on the state saved then (checkpointing);
+* ``with_floats``: an op that takes a float computed from sizes as a plain number; what comes is a 0-d tensor.
 """
 
 import ast
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,7 +20,8 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2_de
 
 from lowc.errors import Unsupported
 from lowc.frontend.dtypes import TORCH_DTYPES
-from lowc.ir.graph import GraphArg, Ref
+from lowc.frontend.floats import Float
+from lowc.ir.graph import GraphArg, Node, Ref, TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.types import DType
 
@@ -43,6 +46,9 @@ def encode(
         if isinstance(value, Ref):
             tensors.append(value)
             return ("tensor", len(tensors) - 1)
+        if isinstance(value, Float):
+            tensors.append(value.ref)
+            return ("item", len(tensors) - 1)
         if isinstance(value, Index):
             sizes.append(value)
             return ("size", len(sizes) - 1)
@@ -67,6 +73,15 @@ def encode(
     return tuple(tensors), tuple(sizes), call
 
 
+def with_floats(node: Node, op: torch._ops.OpOverload) -> Node:
+    """``node``, a call of ``op`` that has Floats among its arguments, as a node that has tensors for them."""
+    if op._schema.is_mutable or any(r.alias_info is not None for r in op._schema.returns):
+        raise Unsupported(f"{op} of a floating-point size is not supported")
+    if not all(isinstance(meta, TensorMeta) for meta in node.outputs):
+        raise Unsupported(f"{op} of a floating-point size, of which not all results are tensors, is not supported")
+    return replace(node, target=TARGET, args=encode("with_floats", op, node.args, dict(node.kwargs)), kwargs=())
+
+
 @cache
 def register() -> torch.library.Library:
     """Makes the op known to torch (once); the library has to be kept."""
@@ -88,6 +103,8 @@ def call(tensors: list[Tensor], sizes: list[int], call: str) -> list[Tensor]:
     elif wrapper == "run_and_save_rng_state":
         state = torch.get_rng_state()
         results = (state, *_several(op(*args, **kwargs)))
+    elif wrapper == "with_floats":
+        results = _several(op(*args, **kwargs))
     else:
         now = torch.get_rng_state()
         torch.set_rng_state(args[0])
@@ -113,6 +130,8 @@ def _value(node: Any, tensors: list[Tensor], sizes: list[int]) -> Any:
     kind, what = node
     if kind == "tensor":
         return tensors[what]
+    if kind == "item":
+        return tensors[what].item()
     if kind == "size":
         return sizes[what]
     if kind == "float":

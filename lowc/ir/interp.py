@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from lowc.ir import arithmetic
 from lowc.ir.index import Index, Symbol, constant, evaluate
 from lowc.ir.interp_expr import InterpError
 from lowc.ir.interp_kernel import poisoned, run_kernel, storage_size
@@ -175,6 +176,9 @@ def _output(call: _Call, arg: Arg) -> Any:
 
 
 def _extern(call: _Call, step: Extern, extern: ExternCall | None) -> None:
+    if arithmetic.is_size(step):
+        call.sizes.update({r.name: arithmetic.evaluate(step.args[0], call.sizes) for r in step.results if isinstance(r, Symbol)})
+        return
     if extern is None:
         raise InterpError(f"nothing to call {step.target} with")
     args = tuple(_argument(call, a) for a in step.args)

@@ -222,7 +222,8 @@ class Extern:
 
     ``args`` and ``kwargs`` are what ATen takes, tensors as Views.  ``results`` has one entry for each tensor it returns
     (None where unused; a Symbol where a number comes back); each becomes the storage of that buffer.  ``writes``: inputs
-    that it changes. ``because`` says why lowc has no kernel for it.
+    that it changes. ``because`` says why lowc has no kernel for it.  ``lowc.size.default`` is no op of ATen's, see
+    ``ir/arithmetic.py``.
     """
 
     target: str

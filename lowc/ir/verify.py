@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from lowc.errors import VerifyError
+from lowc.ir import arithmetic
 from lowc.ir.index import ZERO, Index, Symbol, constant, ix, prove_nonneg
 from lowc.ir.nodes import LEVELS, Arg, Buffer, Extern, Kernel, Launch, Module, View
 from lowc.ir.printer import print_module_lines
@@ -137,6 +138,8 @@ def _launch(s: _State, step: Launch, number: int) -> None:
 
 
 def _extern(s: _State, step: Extern, number: int) -> None:
+    if arithmetic.is_size(step) and (what := arithmetic.fault(step)):
+        s.fail(what)
     for arg in step.args:
         _arg(s, arg, number)
     for _, arg in step.kwargs:

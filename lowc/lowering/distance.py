@@ -12,6 +12,7 @@ from lowc.lowering.builder import Builder
 from lowc.lowering.reduce import only_floats
 from lowc.lowering.scalars import cast, like, op, select
 from lowc.lowering.values import Coords, Value, loop_order
+from lowc.lowering.views import expanded
 
 INF = float("inf")
 LARGE = 25  # rows from which ATen makes Euclidean distances of a matrix product
@@ -41,6 +42,7 @@ def cdist(b: Builder, out: TensorMeta, x1: Value, x2: Value, p: float, compute_m
     wide = compute_dtype(out.dtype)
     reducer = "max" if p == INF else "add"
     target = b.result(out)
+    x1, x2 = _batched(out, x1, x2)
     with b.kernel(), b.loops(out.shape, loop_order(out.shape, out.strides)) as c:
         acc = b.acc(reducer, wide)
         outer = tuple(c[:-2])
@@ -55,12 +57,17 @@ def cdist(b: Builder, out: TensorMeta, x1: Value, x2: Value, p: float, compute_m
     return target
 
 
+def _batched(out: TensorMeta, *values: Value) -> list[Value]:
+    """``values`` with the batch of ``out``: torch expands them itself only where it knows their sizes."""
+    return [expanded(v, (*out.shape[:-2], *v.shape[-2:])) for v in values]
+
+
 def cdist_backward(
     b: Builder, out: TensorMeta, grad: Value, x1: Value, x2: Value, p: float, cdist: Value
 ) -> Value:
     """The gradient of ``x1``."""
     only_floats(x1, "distances")
-    if len({len(v.shape) for v in (out, grad, x1, x2, cdist)}) != 1:
+    if any(v.shape[:-2] != out.shape[:-2] for v in (grad, x1, x2, cdist)):
         raise NotLowered("gradients of distances with broadcast batches")
     wide = compute_dtype(out.dtype)
     target = b.result(out)

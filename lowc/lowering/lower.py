@@ -8,6 +8,7 @@ from inspect import signature
 from typing import Any
 
 from lowc.errors import LowcError, NotLowered, Unsupported
+from lowc.ir import arithmetic
 from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of
 from lowc.ir.index import Index, Symbol, atoms, constant
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
@@ -89,12 +90,17 @@ def _node(
     builder: Builder, node: Node, env: Env, devices: dict[str, str], forbidden: bool
 ) -> tuple[Any, ...]:
     """Emits ``node``; gives a Value or Index for each of its outputs."""
+    if node.target == arithmetic.TARGET:
+        (symbol,) = (_as_symbol(meta) for meta in node.outputs if isinstance(meta, Index))
+        args = tuple(_outside(builder, a) for a in node.args)
+        builder.steps.append(Extern(node.target, args, (), (symbol,), origin=(_origin(node),)))
+        return node.outputs
     if node.target in SIZES and all(isinstance(m, Index) for m in node.outputs):
         return node.outputs
     args = tuple(_resolve(a, env) for a in node.args)
     kwargs = {name: _resolve(a, env) for name, a in node.kwargs}
     builder.stem = _stem(node.target)
-    builder.origin = (f"{node.name} = {node.target}" + (f"  # {node.where}" if node.where else ""),)
+    builder.origin = (_origin(node),)
     if forbidden:
         return _extern(builder, node, args, kwargs, "no code could be generated for its kernel")
     function = TABLE.get(node.target)
@@ -107,6 +113,10 @@ def _node(
     except NotLowered as reason:
         builder.rewind(mark)
         return _extern(builder, node, args, kwargs, reason.message)
+
+
+def _origin(node: Node) -> str:
+    return f"{node.name} = {node.target}" + (f"  # {node.where}" if node.where else "")
 
 
 def _stem(target: str) -> str:

@@ -25,7 +25,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from lowc.artifact import Artifact, Native
 from lowc.errors import LowcError
 from lowc.host import Host
-from lowc.ir.index import Index, Symbol, atoms, constant, split, text
+from lowc.ir import arithmetic
+from lowc.ir.index import Index, Symbol, atoms, constant, ix, split, text
 from lowc.ir.nodes import Arg, Buffer, Extern, For, Launch, Module, View
 from lowc.ir.types import DType
 from lowc.ir.walk import statements, stores
@@ -40,6 +41,7 @@ HELPERS = (
     "expect",
     "failed",
     "give",
+    "math",
     "new_slots",
     "pack",
     "placed",
@@ -165,6 +167,17 @@ class Renderer:
         buffers = [b for b in self.module.inputs if isinstance(b, Buffer)]
         for symbol in self.module.symbols:
             self._solve(symbol, buffers)
+        for step in self.module.steps:
+            if isinstance(step, Extern) and arithmetic.is_size(step) and self.known.issuperset(arithmetic.symbols(step.args[0])):
+                self._size(step)
+
+    def _size(self, step: Extern) -> None:
+        """A size computed in line, unless an input has told it."""
+        (symbol,) = step.results
+        if isinstance(symbol, Symbol) and symbol not in self.known:
+            self._require(map(ix, arithmetic.symbols(step.args[0])))
+            self.emit(f"{symbol.name} = {arithmetic.text(step.args[0])}")
+            self.known.add(symbol)
 
     def _input_name(self, entry: Buffer | Symbol | None) -> str:
         if isinstance(entry, Buffer):
@@ -244,6 +257,9 @@ class Renderer:
     # ------------------------------------------------------------ extern calls
 
     def _extern(self, step: Extern) -> None:
+        if arithmetic.is_size(step):
+            self._size(step)
+            return
         values = (*step.args, *(value for _, value in step.kwargs))
         for view in views(values):
             if view.buffer.name not in self.alive and view.buffer.name not in self.placed:
@@ -369,7 +385,10 @@ _GENERATED = ("run_", "literal_", "aten_")
 RESERVED = {
     *HELPERS,
     *TORCH_NAMES.values(),
+    "abs",
     "bool_",
+    "float",
+    "round",
     "args",
     "slots",
     "ws",

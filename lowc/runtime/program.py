@@ -7,6 +7,7 @@ take a pointer to slots (``bytes`` or a ctypes array) and return the error code 
 """
 
 import ctypes
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -160,6 +161,7 @@ def shared_names(host: Host, natives: Mapping[str, Callable[..., int]]) -> dict[
         "as_strided": torch.as_strided,
         "bumped": tensors.bumped,
         "cast_view": tensors.cast_view,
+        "math": math,
         "restride": tensors.restride,
         "bool_": torch.bool,
     }

@@ -18,6 +18,7 @@ import re
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from lowc.ir import arithmetic
 from lowc.ir.index import Index, Symbol, atoms, constant, ix, prove_nonneg
 from lowc.ir.nodes import Buffer, Extern, Kernel, Launch, Module
 from lowc.ir.ops import REDUCERS
@@ -78,14 +79,14 @@ def _plan(module: Module) -> tuple[tuple[tuple[str, Index], ...], Index]:
 
 
 def _given(module: Module) -> set[Symbol]:
-    """The sizes that are known before the first step: those in the inputs."""
+    """The sizes that are known before the first step: those in the inputs, and what is computed from them."""
     given: set[Symbol] = set()
     for entry in module.inputs:
         if isinstance(entry, Symbol):
             given.add(entry)
         elif isinstance(entry, Buffer):
             given.update(*map(_symbols, (*entry.shape, *entry.strides)))
-    return given
+    return arithmetic.known_from(module.steps, given)
 
 
 def _symbols(index: Index) -> set[Symbol]:

@@ -29,6 +29,12 @@ def test_distances(p: float) -> None:
         check(lambda x, y: aten._cdist_forward.default(x, y, p, 2), x, y, ulps=8, floor=1.0)
 
 
+def test_distances_of_broadcast_batches() -> None:
+    for left, right in (((2, 1, 4, 3), (3, 5, 3)), ((4, 3), (0, 5, 3)), ((1, 4, 3), (2, 5, 3))):
+        x, y = data(left, F, special=False), data(right, F, 1, special=False)
+        check(lambda x, y: aten._cdist_forward.default(x, y, 1.5, 2), x, y, ulps=8, floor=1.0)
+
+
 def test_many_euclidean_distances_are_a_matrix_product() -> None:
     x = data((26, 3), F, special=False)
     check(

@@ -14,7 +14,7 @@ from tests.sweep.compare import difference  # noqa: E402
 from tests.sweep.known import why_known  # noqa: E402
 from tests.sweep.samples import VARIANTS, cases, entries  # noqa: E402
 from tests.sweep.trial import attempt  # noqa: E402
-from tests.sweep.workers import Record, Task, messages, sweep  # noqa: E402
+from tests.sweep.workers import Record, Task, static_messages, sweep  # noqa: E402
 
 OPS = (
     "add div.floor_rounding exp where clamp sum amax cumsum var softmax cat nn.functional.pad.reflect gather scatter index_put "
@@ -106,6 +106,6 @@ def test_a_dying_worker_costs_one_sample() -> None:
 
 def test_a_worker_goes_on_behind_what_was_tried() -> None:
     task = Task("exp", "float32", False, 3, 0)
-    said: list[tuple[Any, ...]] = list(messages(task, 0))
+    said: list[tuple[Any, ...]] = list(static_messages(task, 0))
     assert [m[0] for m in said] == ["try", "result"] * (len(said) // 2)
-    assert list(messages(task, 1)) == said[2:]
+    assert list(static_messages(task, 1)) == said[2:]

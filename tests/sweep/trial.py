@@ -15,6 +15,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from lowc.compiler import compile_graph
 from lowc.errors import Unsupported
 from lowc.frontend.aot import compile_module
+from lowc.ir import arithmetic
 from lowc.ir.graph import Graph
 from lowc.ir.nodes import Extern
 from lowc.lowering.table import TABLE
@@ -121,7 +122,7 @@ def _judged(made: list[tuple[Graph, Any]]) -> Outcome:
     for graph, call in made:
         targets.update({node.target: None for node in graph.nodes})
         for step in call.program.artifact.program:
-            if isinstance(step, Extern):
+            if isinstance(step, Extern) and not arithmetic.is_size(step):
                 externs[step.target, step.because] = None
     return Outcome("extern" if externs else "lowered", "", list(externs), list(targets))
 

@@ -11,16 +11,20 @@ import resource
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from tests.sweep.known import why_known
 
+Messages = Callable[["Task", int], Iterator[tuple[Any, ...]]]
+"""What a worker says about a task of which so many samples are left out: ("try", number, variant) before each sample, then
+("result", status, detail, calls of ATen, targets) once or more; or ("failed", why)."""
+
 MOST_MEMORY = 3 << 20  # KiB: a worker that has grown this far gives way to a new one
 MOST_FAILURES = 12  # of one kind are kept in full for a task
-GOOD = ("lowered", "extern", "skipped")
+GOOD = ("lowered", "extern", "skipped", "right", "static", "guarded")
 BAD = ("wrong", "error", "crash", "timeout")
 
 
@@ -65,10 +69,10 @@ class Record:
         return dict(vars(self))
 
 
-def sweep(tasks: Sequence[Task], jobs: int, patience: float) -> Iterator[Record]:
+def sweep(tasks: Sequence[Task], jobs: int, patience: float, messages: Messages | None = None) -> Iterator[Record]:
     """A record for each task, as they are done.  ``patience``: seconds that one sample may take."""
     waiting = list(reversed(tasks))
-    workers = [_Worker() for _ in range(min(jobs, len(tasks)))]
+    workers = [_Worker(messages or static_messages) for _ in range(min(jobs, len(tasks)))]
     try:
         for worker in workers:
             worker.start(waiting.pop())
@@ -88,14 +92,15 @@ def sweep(tasks: Sequence[Task], jobs: int, patience: float) -> Iterator[Record]
 class _Worker:
     """A process, and what it is at: ``record`` of the task in hand, ``sample`` announced last, ``tried`` samples so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, messages: Messages) -> None:
+        self.messages = messages
         self.record: Record | None = None
         self._open()
 
     def _open(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self.process = context.Process(target=work, args=(other,), daemon=True)
+        self.process = context.Process(target=work, args=(other, self.messages), daemon=True)
         self.process.start()
         other.close()
 
@@ -163,7 +168,7 @@ class _Worker:
 # ---------------------------------------------------------------- in the worker
 
 
-def work(pipe: Connection) -> None:
+def work(pipe: Connection, messages: Messages) -> None:
     """Takes (task, samples to leave out) until the pipe closes."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)
@@ -180,8 +185,8 @@ def work(pipe: Connection) -> None:
         pipe.send(("done", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
 
 
-def messages(task: Task, skip: int) -> Iterator[tuple[Any, ...]]:
-    """What a worker says about ``task``."""
+def static_messages(task: Task, skip: int) -> Iterator[tuple[Any, ...]]:
+    """Each sample compiled for its own sizes."""
     import torch
 
     from tests.sweep.samples import cases, entries
