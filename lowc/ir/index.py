@@ -163,7 +163,12 @@ def constant(index: Index) -> int | None:
 
 def multiple_of(index: Index, number: int) -> bool:
     """Whether every term of ``index`` visibly is a multiple of ``number``."""
-    return all(coefficient % number == 0 for _, coefficient in index.terms)
+    for monomial, coefficient in index.terms:
+        if coefficient % number:
+            rest = number // gcd(coefficient, number)
+            if not any(isinstance(a, Min | Max) and multiple_of(a.a, rest) and multiple_of(a.b, rest) for a in monomial):
+                return False
+    return True
 
 
 def _key(atom: Atom) -> tuple[int, str]:

@@ -557,9 +557,20 @@ def _separate(axis: Axis, inner: set[Atom], group: Sequence[Load | Store], range
             if any(isinstance(a, Opaque) for a in index_atoms(single)):
                 return False
             below = below + single
-        if below.terms and not (prove_nonneg(below) and prove_nonneg(stride - 1 - below)):
+        if below.terms and not _within(below, stride) and not _within(below + _short_of(base, stride), stride):
             return False
     return True
+
+
+def _within(index: Index, size: Index) -> bool:
+    """Whether ``0 <= index < size`` is certain."""
+    return prove_nonneg(index) and prove_nonneg(size - 1 - index)
+
+
+def _short_of(base: Index, stride: Index) -> Index:
+    """The terms of a fixed part that are no multiples of ``stride``.  Adding them to what moves may say that there is anything at
+    all: ``i < 64`` is within ``64*q`` only where ``q > 0``, while ``64*o + i`` with ``o < q`` is."""
+    return Index(tuple([t for t in base.terms if mod(Index((t,)), stride).terms]))
 
 
 def _part(index: Index, inner: set[Atom], moving: bool) -> Index:

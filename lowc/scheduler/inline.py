@@ -13,8 +13,9 @@ Linear: decisions are made once from the last step to the first, then each kerne
 """
 
 from collections.abc import Sequence
+from math import prod
 
-from lowc.ir.index import ONE, ZERO, Axis, Index, constant, lower_bound, split
+from lowc.ir.index import ONE, ZERO, Axis, Index, constant, depends_on, lower_bound, split
 from lowc.ir.nodes import (
     Buffer,
     Const,
@@ -58,7 +59,7 @@ def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with every map inlined where that pays."""
     blocked: set[int] = set()
     while True:
-        chosen = _choose(module, blocked)
+        chosen = _choose(module, blocked, target.kind == "nvptx")
         if not chosen:
             return module
         steps: list[Launch | Extern] = []
@@ -97,8 +98,11 @@ def _overlapping(step: Launch, chosen: dict[int, tuple[MapNest, Launch]]) -> set
 # ---------------------------------------------------------------- which
 
 
-def _choose(module: Module, blocked: set[int]) -> dict[int, tuple[MapNest, Launch]]:
-    """The maps to inline, by ``id`` of their output."""
+def _choose(module: Module, blocked: set[int], branches: bool) -> dict[int, tuple[MapNest, Launch]]:
+    """The maps to inline, by ``id`` of their output.
+
+    ``branches``: what a mask turns off is not evaluated, as on a GPU; the lanes of a CPU evaluate it and drop it.
+    """
     used = uses(module)
     chosen: dict[int, tuple[MapNest, Launch]] = {}
     roots: list[frozenset[int]] = [frozenset({n}) for n in range(len(module.steps))]
@@ -121,7 +125,7 @@ def _choose(module: Module, blocked: set[int]) -> dict[int, tuple[MapNest, Launc
         whole = any(c not in partial and _evaluates_all(module.steps[c], nest.out) for c in consumers)
         if not whole and any(has_check(e) for e in (nest.value, *(let.value for let in nest.lets))):
             continue
-        repeat = sum(_repeat(module.steps[c], nest) * repeats.get(c, 1.0) for c in consumers)
+        repeat = sum(_repeat(module.steps[c], nest, branches) * repeats.get(c, 1.0) for c in consumers)
         cost = weight(nest.value) + sum(weight(let.value) for let in nest.lets)
         deep = 1 + max(depths.get(c, 0) for c in consumers)
         if deep <= MAX_DEPTH and _pays(nest, cost, repeat, len(own_roots)):
@@ -164,24 +168,25 @@ def _large_loads(nest: MapNest, size: int) -> int:
     return found
 
 
-def _repeat(step: Launch | Extern, nest: MapNest) -> float:
+def _repeat(step: Launch | Extern, nest: MapNest, branches: bool) -> float:
     """How often ``step`` evaluates an element of ``nest``, on average."""
     assert isinstance(step, Launch)
     size = max(1, estimate(numel(nest.out.shape)))
-    return max(1.0, _evaluations(step.kernel.body, nest.out, 1) / size)
+    return max(1.0, _evaluations(step.kernel.body, nest.out, (), branches) / size)
 
 
-def _evaluations(body: Sequence[Stmt], buffer: Buffer, times: int) -> int:
+def _evaluations(body: Sequence[Stmt], buffer: Buffer, around: tuple[Axis, ...], branches: bool) -> int:
     total = 0
+    times = prod([max(1, estimate(axis.extent)) for axis in around])
     for stmt in body:
         if isinstance(stmt, For):
-            total += _evaluations(stmt.body, buffer, times * max(1, estimate(stmt.axis.extent)))
+            total += _evaluations(stmt.body, buffer, (*around, stmt.axis), branches)
         elif isinstance(stmt, If):
-            total += _evaluations(stmt.body, buffer, times)
-        distinct = {
-            part.index for e in exprs(stmt) for part in parts(e) if isinstance(part, Load) and part.buffer is buffer
-        }
-        total += times * len(distinct)
+            total += _evaluations(stmt.body, buffer, around, branches)
+        found = {p.index: p for e in exprs(stmt) for p in parts(e) if isinstance(p, Load) and p.buffer is buffer}
+        for load in found.values():
+            once = branches and load.mask is not None and all(any(depends_on(i, a) for i in load.index) for a in around)
+            total += min(times, max(1, estimate(numel(buffer.shape)))) if once else times
     return total
 
 

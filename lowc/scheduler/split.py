@@ -266,10 +266,15 @@ class _Splitter:
     def pieces(self, axis: Axis, chunks: int) -> tuple[Axis, Axis, Index]:
         """About ``chunks`` runs of ``axis``: an axis over them, one within a run, and what ``axis`` is by those."""
         extent = axis.extent
-        chunks = _even(constant(extent), chunks)
-        size = (extent + (chunks - 1)) // chunks
-        chunk = Axis(fresh(f"{axis.name}_c", self.names), ix(chunks))
-        whole = constant(extent) is not None and constant(extent) == (constant(size) or 0) * chunks
+        known = constant(extent)
+        if known is None:  # runs begin where a thread's do; there are none beyond the end
+            size = (extent // (RUN * chunks) + 1) * RUN
+            count = (extent + (size - 1)) // size
+        else:
+            count = ix(_even(known, chunks))
+            size = (extent + (count - 1)) // count
+        chunk = Axis(fresh(f"{axis.name}_c", self.names), count)
+        whole = known is not None and size * count == extent
         inner = Axis(fresh(f"{axis.name}_i", self.names), size if whole else minimum(size, extent - ix(chunk) * size))
         return chunk, inner, ix(chunk) * size + inner
 
@@ -378,12 +383,11 @@ class _Splitter:
 # ---------------------------------------------------------------- facts
 
 
-def _even(extent: int | None, chunks: int) -> int:
+def _even(extent: int, chunks: int) -> int:
     """A number of chunks of equal size, a multiple of ``RUN``: the largest from a quarter of ``chunks`` on; else ``chunks``."""
-    if extent is not None:
-        for count in range(chunks, chunks // 4, -1):
-            if extent % count == 0 and extent // count % RUN == 0:
-                return count
+    for count in range(chunks, chunks // 4, -1):
+        if extent % count == 0 and extent // count % RUN == 0:
+            return count
     return chunks
 
 

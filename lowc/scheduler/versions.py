@@ -1,50 +1,67 @@
 """Versions of a GPU kernel for sizes known at run time only, of which the sizes of a call choose one.
 
-Rows of symbolic length ``n`` may begin anywhere, so that they are read element by element.  Where knowing that ``n`` is a
-multiple of 4 or 8 gives accesses of 16 bytes, there are two launches, of which one has no blocks:
+Rows of symbolic length ``n`` may begin anywhere, so that they are read element by element, and tiles may end anywhere.  Where
+knowing that ``n`` is a multiple of some number gives accesses of 16 bytes, or whole tiles, there are two launches, of which one
+has no blocks:
 
-    for ok in 1 - min(1, n % 8) block { … n written as 8*(n // 8) … }
-    for else in min(1, n % 8) block { … n … }
+    for version in 1 - min(1, n % 8) block { … n written as 8*(n // 8) … }
+    for version in min(1, n % 8) block { … n … }
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
-from lowc.ir.index import ONE, Atom, Axis, Index, Symbol, axes_and_symbols, floordiv, ix, minimum, mod
+from lowc.ir.index import (
+    ONE,
+    Atom,
+    Axis,
+    Index,
+    Symbol,
+    axes_and_symbols,
+    constant,
+    floordiv,
+    ix,
+    minimum,
+    mod,
+)
 from lowc.ir.nodes import For, Kernel
 from lowc.ir.walk import Substitution, indices, make_kernel, names, statements
 from lowc.scheduler.apply_simt import BLOCK
-from lowc.scheduler.choose_simt import MAX_LANES, VECTOR_BYTES
+from lowc.scheduler.choose_simt import MAX_LANES, TILE, VECTOR_BYTES
 from lowc.scheduler.nest import touched
 from lowc.scheduler.rename import fresh
 
 MOST = 4  # symbols of a kernel that are tried one by one
+TILES = (2 * TILE, 4 * TILE)  # multiples that may make tiles and rows of warps whole, tried if the traced sizes are such
 
 
 def versions(kernel: Kernel, schedule: Callable[[Kernel], Kernel]) -> tuple[Kernel, ...]:
     """``kernel``, SCHEDULED-level and serial, by ``schedule``: as it is, or in two versions of which one runs."""
     plain = schedule(kernel)
-    lanes = _most_lanes(kernel)
     symbols = _symbols(kernel)
-    if not symbols or lanes == 1 or _width(plain) >= lanes or not _on_grid(plain):
+    if not symbols or not _on_grid(plain):
         return (plain,)
-    best, known = plain, dict[Atom, Index]()
-    trials: list[Sequence[Symbol]] = [(s,) for s in symbols[:MOST]]
-    if len(symbols) > 1:
-        trials.append(symbols)
-    for trial in trials:
-        if _width(best) >= lanes:
+    best, known = plain, dict[Symbol, int]()
+    lanes = _most_lanes(kernel)
+    for number in (lanes, *TILES):
+        if number > lanes and not (_ragged(best) and _tiled(best)):
             break
-        more: dict[Atom, Index] = {**known, **{s: floordiv(ix(s), ix(lanes)) * lanes for s in trial}}
-        made = schedule(_knowing(kernel, more))
-        if _width(made) > _width(best) and _on_grid(made):
-            best, known = made, more
+        fitting = [s for s in symbols[:MOST] if number == lanes or (s.hint or 1) % number == 0]
+        trials: list[Sequence[Symbol]] = [(s,) for s in fitting]
+        if len(fitting) > 1:
+            trials.append(fitting)
+        for trial in trials:
+            more = {**known, **dict.fromkeys(trial, number)}
+            made = schedule(_knowing(kernel, more))
+            better = _width(made) > _width(best) or (number > lanes and _ragged(made) < _ragged(best))
+            if better and _width(made) >= _width(best) and _on_grid(made):
+                best, known = made, more
     if not known:
         return (plain,)
     holds = ONE
-    for symbol in known:
-        holds = holds * (1 - minimum(1, mod(ix(symbol), ix(lanes))))
+    for symbol, number in known.items():
+        holds = holds * (1 - minimum(1, mod(ix(symbol), ix(number))))
     return (
-        _guarded(best, f"{kernel.name}_by{lanes}", holds),
+        _guarded(best, f"{kernel.name}_by{max(known.values())}", holds),
         _guarded(plain, kernel.name, 1 - holds),
     )
 
@@ -71,11 +88,23 @@ def _width(kernel: Kernel) -> int:
     return max((s.kind.width for s in statements(kernel.body) if isinstance(s, For) and s.kind.name == "vector"), default=1)
 
 
+def _ragged(kernel: Kernel) -> int:
+    """How many of its loops over threads and lanes may end early."""
+    loops = [s for s in statements(kernel.body) if isinstance(s, For) and s.kind.name in ("thread", "vector")]
+    return sum(constant(loop.axis.extent) is None for loop in loops)
+
+
+def _tiled(kernel: Kernel) -> bool:
+    return any(isinstance(s, For) and s.kind.name == "thread" and s.kind.key == "y" for s in statements(kernel.body))
+
+
 def _on_grid(kernel: Kernel) -> bool:
     return len(kernel.body) == 1 and isinstance(kernel.body[0], For) and kernel.body[0].kind == BLOCK
 
 
-def _knowing(kernel: Kernel, values: Mapping[Atom, Index]) -> Kernel:
+def _knowing(kernel: Kernel, divisors: Mapping[Symbol, int]) -> Kernel:
+    """``kernel`` where each symbol is visibly a multiple of its number."""
+    values: dict[Atom, Index] = {s: floordiv(ix(s), ix(number)) * number for s, number in divisors.items()}
     return make_kernel(kernel.name, Substitution(values).body(kernel.body), kernel.params)
 
 
