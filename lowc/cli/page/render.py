@@ -47,6 +47,8 @@ def render(page: Page, made_by: str) -> str:
         for n, (name, body) in enumerate(zip(panes, bodies, strict=True))
     )
     keys = "".join(f"<dt><kbd>{escape(key)}</kbd></dt><dd>{escape(what)}</dd>" for key, what in KEYS)
+    names = [graph.name for graph in page.graphs]
+    tabs = "".join(_tab(n, graph, names.count(graph.name) == 1) for n, graph in enumerate(page.graphs))
     notes = "".join(f"<li>{escape(note)}</li>" for note in page.notes)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -62,7 +64,7 @@ def render(page: Page, made_by: str) -> str:
 <body>
 <header>
 <h1>{escape(page.title)} <small>{escape(page.machine)}</small></h1>
-<nav aria-label="graphs">{"".join(_tab(n, g) for n, g in enumerate(page.graphs))}</nav>
+<nav aria-label="graphs">{tabs}</nav>
 <nav aria-label="panes">{buttons}</nav>
 <details><summary>Keys</summary><dl>{keys}</dl></details>
 </header>
@@ -79,9 +81,11 @@ def render(page: Page, made_by: str) -> str:
 """
 
 
-def _tab(number: int, graph: GraphPage) -> str:
+def _tab(number: int, graph: GraphPage, alone: bool) -> str:
+    """``alone``: no other graph of the page has its name."""
     pressed = "true" if number == 0 else "false"
-    return f'<button type="button" aria-pressed="{pressed}" data-graph="{number}">{escape(graph.name)}</button>'
+    name = graph.name if alone else f"{graph.name} {number + 1}"
+    return f'<button type="button" aria-pressed="{pressed}" data-graph="{number}">{escape(name)}</button>'
 
 
 # ---------------------------------------------------------------- listings
@@ -128,10 +132,9 @@ def _table(number: int, graph: GraphPage) -> str:
     body = "".join(_row(number, n, row, sum(timed), bool(timed), shaped) for n, row in enumerate(graph.rows))
     kernels = [row for row in graph.rows if not row.because]
     called = [row for row in graph.rows if row.because]
-    total = f"{len(kernels)} kernels moving {si(sum(r.cost.bytes for r in kernels))}B, {len(called)} calls of ATen"
-    if timed:
-        spent = (micro(sum(row.seconds or 0.0 for row in rows)) for rows in (kernels, called))
-        total += f"; {' and '.join(spent)}"
+    moved = si(sum(row.cost.bytes for row in kernels))
+    spent = [f" in {micro(sum(row.seconds or 0.0 for row in rows))}" if timed and rows else "" for rows in (kernels, called)]
+    total = f"{_many(len(kernels), 'kernel')} moving {moved}B{spent[0]}, {_many(len(called), 'call')} of ATen{spent[1]}"
     return (
         f'<table data-graph="{number}" hidden><caption>{escape(graph.name)}: {total}</caption>'
         f"<thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
@@ -169,6 +172,10 @@ def _row(graph: int, number: int, row: Row, total: float, timed: bool, shaped: b
     code = f' data-code="{row.code}"' if row.code >= 0 else ""
     kind = "aten" if row.because else "kernel"
     return f'<tr class="{kind}" tabindex="-1" data-row="{graph}.{number}"{nodes}{code}>{"".join(cells)}</tr>'
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def si(number: float) -> str:
