@@ -68,8 +68,10 @@ def neg_view(self: Tensor | complex) -> Tensor:
 
 
 def dim_from_front(op: Any, place: int) -> Callable[..., Any]:
-    """``op``, whose argument number ``place`` is a dimension, for a dimension counted from the back: the fake tensors of ``unique``
-    have a dimension too many for the last one (``shape[dim + 1 :]`` with dim -1)."""
+    """``op``, whose argument number ``place`` is a dimension, for a dimension counted from the back.
+
+    The fake tensors of ``unique`` have a dimension too many for the last one (``shape[dim + 1 :]`` with dim -1).
+    """
 
     def counted(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         dim = args[place - 1] if len(args) >= place else kwargs.get("dim")

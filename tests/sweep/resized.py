@@ -61,8 +61,10 @@ def results(function: Callable[..., Any], tensors: Sequence[Tensor]) -> list[Any
 
 
 class Dynamic:
-    """``case`` compiled once, all sizes above 1 symbolic, random numbers as in eager; with ``plain`` by AOTAutograd alone.  Raises
-    what those raise."""
+    """``case`` compiled once, all sizes above 1 symbolic, random numbers as in eager; with ``plain`` by AOTAutograd alone.
+
+    Raises what those raise.
+    """
 
     def __init__(self, case: Case, check: bool = False, plain: bool = False) -> None:
         options = parse(None, {"strict_errors": True, "check": check})
