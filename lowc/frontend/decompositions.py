@@ -67,7 +67,27 @@ def neg_view(self: Tensor | complex) -> Tensor:
     return torch.neg(self)
 
 
+def dim_from_front(op: Any, place: int) -> Callable[..., Any]:
+    """``op``, whose argument number ``place`` is a dimension, for a dimension counted from the back.
+
+    The fake tensors of ``unique`` have a dimension too many for the last one (``shape[dim + 1 :]`` with dim -1).
+    """
+
+    def counted(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        dim = args[place - 1] if len(args) >= place else kwargs.get("dim")
+        if dim is None or dim >= 0 or not self.dim():
+            return NotImplemented
+        if len(args) >= place:
+            return op(self, *args[: place - 1], dim + self.dim(), *args[place:], **kwargs)
+        return op(self, *args, **kwargs | {"dim": dim + self.dim()})
+
+    return counted
+
+
 OWN: dict[str, Callable[..., Any]] = {
+    "unique_consecutive.default": dim_from_front(torch.ops.aten.unique_consecutive.default, 3),
+    "unique_dim.default": dim_from_front(torch.ops.aten.unique_dim.default, 1),
+    "unique_dim_consecutive.default": dim_from_front(torch.ops.aten.unique_dim_consecutive.default, 1),
     "_log_softmax.default": norm.log_softmax,
     "_softmax_backward_data.default": norm.softmax_backward,
     "_log_softmax_backward_data.default": norm.log_softmax_backward,

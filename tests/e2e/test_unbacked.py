@@ -44,6 +44,12 @@ def unique(x: Tensor) -> Tensor:
     return (values * 3).sin() + inverse.sum()
 
 
+def unique_last_columns(x: Tensor) -> Tensor:
+    """torch's fake tensor of this has three dimensions."""
+    values = torch.unique((x[:, :2] * 2).round(), dim=-1)
+    return values.sum(0) * 2 + torch.unique_consecutive((x > 0)[:, 0], dim=-1).sum() + values.shape[0]
+
+
 def item_as_size(x: Tensor) -> Tensor:
     n = (x[:, 0] > 0).sum().item()
     torch._check(n >= 0)
@@ -73,6 +79,7 @@ FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     boolean_index,
     repeat_interleave,
     unique,
+    unique_last_columns,
     item_as_size,
     item_as_start,
     item_as_number,
