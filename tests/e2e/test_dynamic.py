@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchRuntimeError
 from torch.fx.experimental import _config as shapes_config
 from torch.nn import functional as F
 from torch.utils import _pytree
@@ -67,7 +68,7 @@ class Counted:
 
 
 def check(eager: nn.Module, exact: nn.Module, ours: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether eager takes ``args``; if so, ours must give what eager gives."""
+    """Whether eager takes ``args``, and Dynamo does; if so, ours must give what eager gives."""
     doubled = tuple(a.double() if a.is_floating_point() else a for a in args)
     with torch.no_grad():
         try:
@@ -75,7 +76,12 @@ def check(eager: nn.Module, exact: nn.Module, ours: Callable[..., Any], args: tu
         except (RuntimeError, ValueError):
             return False
         reference = _pytree.tree_leaves(exact(*doubled))
-        got = _pytree.tree_leaves(ours(*args))
+        try:
+            got = _pytree.tree_leaves(ours(*args))
+        except TorchRuntimeError:  # torch 2.11 has no fake convolution of an empty batch on a GPU
+            with pytest.raises(TorchRuntimeError):
+                torch.compile(eager, backend="eager", fullgraph=True, dynamic=True)(*args)
+            return False
     for mine, theirs, right in zip(got, expected, reference, strict=True):
         assert (mine.shape, mine.dtype, mine.stride()) == (theirs.shape, theirs.dtype, theirs.stride())
         finite = right.isfinite()
