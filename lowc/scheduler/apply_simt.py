@@ -191,11 +191,12 @@ def _spread(loop: For, step: Spread, taken: set[str]) -> For:
     known = constant(extent)
     most = upper_bound(extent)
     chunk = step.threads * step.lanes
-    turns = (extent + (chunk - 1)) // chunk if known is not None or most is None or step.grid else ix(-(-most // chunk))
+    exact = known is not None or most is None or step.grid
+    turns = (extent + (chunk - 1)) // chunk if exact else ix(-(-most // chunk))
     turn = Axis(fresh(f"{name}_o", taken), turns)
     single = constant(turns) == 1
     at: Index = ix(0) if single else ix(turn)
-    whole = multiple_of(extent, chunk)
+    whole = exact and multiple_of(extent, chunk)
     left = (extent - at * chunk + (step.lanes - 1)) // step.lanes
     thread = Axis(fresh(f"{name}_t", taken), ix(step.threads) if whole else minimum(step.threads, left))
     position = at * step.threads + thread

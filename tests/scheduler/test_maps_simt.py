@@ -49,3 +49,39 @@ def test_gathers_in_turns_mean_the_same() -> None:
     assert np.array_equal(found, w[at] * 2)
     (found,) = run_module(parse_module(text), [at, w])
     assert np.array_equal(found, w[at] * 2)
+
+
+CAT = """
+module @LOOPS() {
+  input x: f32[3000, 64]
+  temp a: f32[3000, 32]
+  temp out: f32[3000, 64]
+  launch half(x, a)
+  launch cat(x, a, out)
+  return out
+}
+kernel half(x: f32[3000, 64], a: f32[3000, 32]) {
+  for i in 3000 {
+    for j in 32 {
+      a[i, j] = x[i, j] * 2.0 - x[i, j + 32]
+    }
+  }
+}
+kernel cat(x: f32[3000, 64], a: f32[3000, 32], out: f32[3000, 64]) {
+  for i in 3000 {
+    for j in 64 {
+      first = idx(j) < 32
+      out[i, j] = select(first, a[i, j if first], x[i, j])
+    }
+  }
+}
+"""
+
+
+def test_half_of_a_cat_is_computed_where_it_is_written() -> None:
+    """What a mask turns off costs a GPU nothing: an element is evaluated once, not twice."""
+    module = scheduled(CAT)
+    assert len(kernels(module)) == 1 and not module.workspace.terms
+    x = np.random.default_rng(0).standard_normal((3000, 64)).astype(np.float32)
+    (found,) = run_module(module, [x])
+    assert np.array_equal(found, np.concatenate([x[:, :32] * 2 - x[:, 32:], x[:, 32:]], 1))
