@@ -11,7 +11,7 @@ from rich.table import Table
 from tests.sweep.known import KNOWN, why_known
 from tests.sweep.workers import BAD, Record
 
-COLUMNS = ("lowered", "extern", "torch", "refused", "skipped", "known", *BAD)
+COLUMNS = ("lowered", "extern", "torch", "refused", "skipped", "inherited", "known", *BAD)
 
 
 def read(path: Path) -> list[Record]:
@@ -105,7 +105,9 @@ def coverage(records: list[Record]) -> str:
         f"that were run: {', '.join(_dtypes(records))}): {total['lowered']} of {compiled} that compile have kernels throughout, "
         f"{total['extern']} call ATen somewhere. {whole} ops never call ATen, {partly} do for some arguments. "
         f"{total['torch']} samples cannot be imported (sparse, subgraphs) and are run by torch, {total['refused']} AOTAutograd "
-        f"refuses, {total['skipped']} eager refuses; {total['known']} differ in a way that is understood (below), "
+        f"refuses, {total['skipped']} eager refuses; {total['inherited']} differ from eager as AOTAutograd's graphs do without "
+        f"lowc, "
+        f"{total['known']} differ in a way that is understood (below), "
         f"{sum(total[s] for s in BAD)} otherwise.\n",
         "## Calls of ATen\n",
         "| ATen op | reason | ops of `op_db` |",

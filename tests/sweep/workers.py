@@ -20,7 +20,7 @@ from tests.sweep.known import why_known
 
 MOST_MEMORY = 3 << 20  # KiB: a worker that has grown this far gives way to a new one
 MOST_FAILURES = 12  # of one kind are kept in full for a task
-GOOD = ("lowered", "extern", "skipped")
+GOOD = ("lowered", "extern", "skipped")  # nothing to say about
 BAD = ("wrong", "error", "crash", "timeout")
 
 
