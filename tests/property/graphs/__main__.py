@@ -28,17 +28,21 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """1 if a graph is wrong or fails."""
     chosen = parser().parse_args()
-    counts = Counter[str]()
+    counts, reasons = Counter[str](), Counter[str]()
     began = time.monotonic()
     seeds = range(chosen.start, chosen.start + chosen.graphs)
     for found in judged(seeds, chosen.jobs, chosen.patience, chosen.dynamo, chosen.check, not chosen.no_shrink):
         counts[found.status] += 1
+        if found.status in ("refused", "inherited", "eager"):
+            reasons[f"{found.status}: {found.detail[:110]}"] += 1
         if found.bad:
             _show(found, chosen.out)
         done = sum(counts.values())
         if done % 250 == 0 or done == chosen.graphs:
             said = ", ".join(f"{n} {status}" for status, n in counts.most_common())
             print(f"{done} graphs in {time.monotonic() - began:.0f} s: {said}", flush=True)
+    for reason, count in reasons.most_common(12):
+        print(f"  {count} {reason}")
     return 1 if any(counts[s] for s in ("wrong", "error", "crash", "timeout")) else 0
 
 
