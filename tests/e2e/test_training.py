@@ -7,7 +7,7 @@ one seed after some hundred steps, so that a curve can be compared with a spread
 may be further outside of the five's than a quarter of their spread there.  The first steps are those of eager with that seed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +21,15 @@ from tests.e2e.models import GPT, ResNet
 STEPS, WINDOW, SEEDS = 500, 25, 5
 
 Batch = Callable[[torch.Generator], tuple[Tensor, Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These tensors are small, and threads of a busy machine wait for each other at every one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def sentences(draw: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -102,7 +102,7 @@ def test_nan_infinity_and_signs_of_zeros_are_compared() -> None:
     for place, other in ((0, nan), (1, 1.0), (2, -inf), (2, 1.0), (3, 0.0)):
         ours = eager.clone()
         ours[place] = other
-        wrong = excess(ours, eager, exact, [exact, exact], False)
+        wrong = excess(ours, eager, exact, [exact, exact], False, 2.0**-23)
         assert wrong.nonzero().flatten().tolist() == [place]
 
 

@@ -26,6 +26,7 @@ from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowc.compiler import compile_graph
+from lowc.errors import Unsupported
 from lowc.frontend.aot import compile_module
 from lowc.lowering.table import TABLE
 from lowc.options import parse
@@ -38,7 +39,7 @@ RUNS = 8  # in float64, each with other noise
 class Verdict:
     """``status``:
 
-    * right, wrong; error: lowc raises;
+    * right, wrong; error: lowc raises; torch: lowc cannot import the graph, so that torch would run it;
     * refused: AOTAutograd raises without lowc, too; inherited: not as in eager, but as AOTAutograd makes it without lowc;
     * eager: eager raises.
     """
@@ -75,6 +76,8 @@ def judge(program: Program, dynamo: bool = False, knobs: Sequence[tuple[Any, str
                 stack.enter_context(patch.object(module, name, value))
             try:
                 ours = run(program, _through_dynamo(call) if dynamo else _compiled(program, call, check))
+            except Unsupported as error:
+                return Verdict("torch", error.message)
             except Exception as error:
                 return _blamed(program, call, error)
         found = compare(program, ours, eager)
@@ -188,7 +191,9 @@ def _judged(program: Program, ours: Ran, eager: Ran, suspects: list[int], exact:
     for number in suspects:
         a, b = ours.values[number], eager.values[number]
         assert a is not None and b is not None
-        wrong = excess(a, b, exact.values[number], [n.values[number] for n in noisy], number >= eager.forward)
+        gradient = number >= eager.forward
+        step = coarsest(program) if gradient else FLOATS.get(b.dtype, 0.0)
+        wrong = excess(a, b, exact.values[number], [n.values[number] for n in noisy], gradient, step)
         if wrong.any():
             c = exact.values[number]
             exactly = f", in float64 {c[wrong][:3].tolist()}" if c is not None else ""
@@ -320,8 +325,18 @@ def _wide(program: Program, noise: Noise | None) -> Ran:
     return _ran([space[name] for name in program.outputs], given)
 
 
-def excess(a: Tensor, b: Tensor, exact: Tensor | None, noisy: Sequence[Tensor | None], gradient: bool) -> Tensor:
-    """Where ``a`` is further from eager's ``b`` than it may be."""
+def coarsest(program: Program) -> float:
+    """The rounding of the least precise dtype in the program: gradients may be sums in it, of which noise knows nothing."""
+    with torch.no_grad():
+        dtypes = trace(program, make_inputs(program.inputs, grad=False))["dtypes"].values()
+    found = [*dtypes, *(getattr(torch, i.dtype) for i in program.inputs)]
+    return max(FLOATS.get(dtype, 0.0) for dtype in found)
+
+
+def excess(
+    a: Tensor, b: Tensor, exact: Tensor | None, noisy: Sequence[Tensor | None], gradient: bool, step: float
+) -> Tensor:
+    """Where ``a`` is further from eager's ``b`` than it may be; ``step``: what rounding does, as a part of the value."""
     a, b = a.detach(), b.detach()
     wrong = _differs(a, b)
     others = [n.detach() for n in noisy if n is not None and n.shape == b.shape]
@@ -333,7 +348,6 @@ def excess(a: Tensor, b: Tensor, exact: Tensor | None, noisy: Sequence[Tensor | 
             wrong &= n == exact
         return wrong
     x, y = a.double(), b.double()
-    step = FLOATS[b.dtype]
     least = float(torch.finfo(b.dtype).tiny) * 4
     narrow = [n.to(b.dtype).double() for n in (exact, *others)]
     allowed = 8 * step * y.abs() + least

@@ -2,19 +2,20 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from tests.property.graphs.maker import Maker, Skip
 
-EXACT = "neg abs square reciprocal sqrt relu sign sgn floor ceil trunc round frac nan_to_num positive".split()
+EXACT = "neg abs square reciprocal relu sign sgn floor ceil trunc round frac nan_to_num positive".split()
 ROUND = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc sigmoid "
-    "rsqrt deg2rad rad2deg"
+    "sqrt rsqrt deg2rad rad2deg"  # eager's sqrt is MKL's, which may be off by a unit
 ).split()
 ACTIVATIONS = {
     "F.silu({})": "round",
     "F.gelu({}, approximate='tanh')": "round",
-    "F.gelu({})": "round",
+    "F.gelu({})": "sum",
     "F.mish({})": "round",
     "F.softplus({})": "round",
     "F.softplus({}, 2.0, 1.0)": "round",
@@ -50,6 +51,8 @@ def unary(m: Maker) -> None:
 def activation(m: Maker) -> None:
     x = m.floating()
     text = m.rng.choice(list(ACTIVATIONS))
+    if "hardsigmoid" in text and m.tensor(x).dtype == torch.float64 and m.tensor(x).requires_grad:
+        raise Skip  # eager's gradient is f32's 1/6 there (docs/limits.md)
     m.emit(text.format(x), x, noise=ACTIVATIONS[text])
 
 
@@ -61,7 +64,7 @@ def predicate(m: Maker) -> None:
 def unary_int(m: Maker) -> None:
     x = m.whole()
     name = m.rng.choice("neg abs sign bitwise_not square logical_not sqrt exp sigmoid reciprocal floor".split())
-    m.emit(f"torch.{name}({x})", x, noise="exact" if name in ("sqrt", "reciprocal") else "round")
+    m.emit(f"torch.{name}({x})", x, noise="exact" if name == "reciprocal" else "round")
 
 
 def _operand(m: Maker, x: str, floating: bool | None = None) -> tuple[str, tuple[str, ...]]:

@@ -135,6 +135,14 @@ class Noise:
         wave = torch.randint(-2, 3, x.shape, generator=draw).to(x.dtype)
         return x * (1 + wave * (FLOATS[dtype] * size))
 
+    def cancelled(self, x: Any, operand: Any, dtype: torch.dtype | None) -> Any:
+        """``x`` moved by what rounding does to terms as large as ``operand``, of which it may be the small rest."""
+        if not isinstance(x, Tensor) or not isinstance(operand, Tensor) or x.shape != operand.shape:
+            return x
+        if not x.is_floating_point() or not operand.is_floating_point() or dtype not in FLOATS:
+            return x
+        return x + self.spread(operand.detach(), dtype, 1.0) - operand.detach()
+
     def signs(self, x: Any) -> Any:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
@@ -166,6 +174,9 @@ def trace(program: Program, inputs: Sequence[Tensor], wide: bool = False, noise:
         if noise is not None:
             with torch.no_grad() if line.writes else torch.enable_grad():
                 changed = noise.spread(result, dtype, 1.0) if line.noise != "move" else result
+                if line.noise == "sum":
+                    for name in line.uses:
+                        changed = noise.cancelled(changed, space[name], dtype)
                 if line.noise not in ("move", "exact"):
                     changed = noise.signs(changed)
                 if line.writes and isinstance(result, Tensor) and changed is not result:
