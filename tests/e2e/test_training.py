@@ -45,9 +45,10 @@ def sentences(draw: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def pictures(draw: torch.Generator) -> tuple[Tensor, Tensor]:
     """Sixteen noisy pictures of ten things: (pictures, which)."""
-    things = torch.randn(10, 3, 27, 29, generator=torch.Generator().manual_seed(7))
+    coarse = torch.randn(10, 3, 5, 5, generator=torch.Generator().manual_seed(7))
+    things = F.interpolate(coarse, (27, 29), mode="bilinear")
     which = torch.randint(0, 10, (16,), generator=draw)
-    return 0.3 * things[which] + torch.randn(16, 3, 27, 29, generator=draw), which
+    return 0.6 * things[which] + torch.randn(16, 3, 27, 29, generator=draw), which
 
 
 def gpt_loss(model: nn.Module, words: Tensor, following: Tensor) -> Tensor:
