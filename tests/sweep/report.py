@@ -109,6 +109,7 @@ def coverage(records: list[Record]) -> str:
         f"lowc, "
         f"{total['known']} differ in a way that is understood (below), "
         f"{sum(total[s] for s in BAD)} otherwise.\n",
+        *_by_dtype(records),
         "## Calls of ATen\n",
         "| ATen op | reason | ops of `op_db` |",
         "|---|---|---|",
@@ -131,6 +132,19 @@ def coverage(records: list[Record]) -> str:
                     named.setdefault((record.key, status), (variant, detail))
         lines += [f"* `{key}` {status}: {detail[:160]}" for (key, status), (_, detail) in sorted(named.items())]
     return "\n".join(lines) + "\n"
+
+
+def _by_dtype(records: Iterable[Record]) -> list[str]:
+    """A table: for each dtype, forward and with gradients, how many ops were tried and what became of their samples."""
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for record in records:
+        _, dtype, direction = record.key.split("/")
+        counts[dtype, direction] += record.statuses + Counter(ops=1)
+    columns = ("ops", *COLUMNS)
+    lines = [f"| dtype | | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    for (dtype, direction), found in counts.items():
+        lines.append(f"| {dtype} | {direction} | {' | '.join(str(found[c]) for c in columns)} |")
+    return [*lines, ""]
 
 
 def _dtypes(records: Iterable[Record]) -> list[str]:

@@ -135,10 +135,13 @@ def _through_dynamo(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _blamed(program: Program, call: Callable[..., Any], error: Exception) -> Verdict:
     """Refused if AOTAutograd, or what it makes of the program, raises without lowc as well."""
-    try:
-        run(program, aot_function(call, fw_compiler=lambda gm, _: gm))
-    except Exception as other:
-        return Verdict("refused", _say(other))
+    torch._dynamo.reset()
+    plain = (aot_function(call, fw_compiler=lambda gm, _: gm), torch.compile(call, backend="aot_eager", dynamic=False))
+    for compiled in plain:
+        try:
+            run(program, compiled)
+        except Exception as other:
+            return Verdict("refused", _say(other))
     return Verdict("error", _say(error))
 
 
