@@ -21,6 +21,11 @@ KNOWN = (
         "sign of",
         "eager computes x * scale + shift, lowc (x - mean) * rstd * weight + bias: what cancels to 0 may have another sign",
     ),
+    Known(
+        "*native_batch_norm* nn.functional.batch_norm",
+        "tolerances",
+        "bf16 gradients that nearly cancel, of statistics that eager keeps in bf16, too; eager's largest error is larger",
+    ),
     Known("nn.functional.instance_norm", "NaN or infinity", "the same for infinite inputs: inf * 0 against inf - inf"),
     Known(
         "nn.functional.interpolate.* nn.functional.upsample_*",

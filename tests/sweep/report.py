@@ -11,7 +11,7 @@ from rich.table import Table
 from tests.sweep.known import KNOWN, why_known
 from tests.sweep.workers import BAD, Record
 
-COLUMNS = ("lowered", "extern", "torch", "refused", "skipped", "known", *BAD)
+COLUMNS = ("lowered", "extern", "torch", "refused", "skipped", "inherited", "known", *BAD)
 
 
 def read(path: Path) -> list[Record]:
@@ -105,8 +105,11 @@ def coverage(records: list[Record]) -> str:
         f"that were run: {', '.join(_dtypes(records))}): {total['lowered']} of {compiled} that compile have kernels throughout, "
         f"{total['extern']} call ATen somewhere. {whole} ops never call ATen, {partly} do for some arguments. "
         f"{total['torch']} samples cannot be imported (sparse, subgraphs) and are run by torch, {total['refused']} AOTAutograd "
-        f"refuses, {total['skipped']} eager refuses; {total['known']} differ in a way that is understood (below), "
+        f"refuses, {total['skipped']} eager refuses; {total['inherited']} differ from eager as AOTAutograd's graphs do without "
+        f"lowc, "
+        f"{total['known']} differ in a way that is understood (below), "
         f"{sum(total[s] for s in BAD)} otherwise.\n",
+        *_by_dtype(records),
         "## Calls of ATen\n",
         "| ATen op | reason | ops of `op_db` |",
         "|---|---|---|",
@@ -129,6 +132,19 @@ def coverage(records: list[Record]) -> str:
                     named.setdefault((record.key, status), (variant, detail))
         lines += [f"* `{key}` {status}: {detail[:160]}" for (key, status), (_, detail) in sorted(named.items())]
     return "\n".join(lines) + "\n"
+
+
+def _by_dtype(records: Iterable[Record]) -> list[str]:
+    """A table: for each dtype, forward and with gradients, how many ops were tried and what became of their samples."""
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for record in records:
+        _, dtype, direction = record.key.split("/")
+        counts[dtype, direction] += record.statuses + Counter(ops=1)
+    columns = ("ops", *COLUMNS)
+    lines = [f"| dtype | | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    for (dtype, direction), found in counts.items():
+        lines.append(f"| {dtype} | {direction} | {' | '.join(str(found[c]) for c in columns)} |")
+    return [*lines, ""]
 
 
 def _dtypes(records: Iterable[Record]) -> list[str]:

@@ -94,7 +94,15 @@ def test_results_are_kept_and_read_back(tmp_path: Path) -> None:
     (read,) = report.read(file)
     assert read.statuses == {"lowered": 1, "wrong": 1}
     assert report.failures([read]) == ["add/float32/forward #1 sliced: wrong: result 0: something"]
-    assert "add" in report.coverage([read])
+    page = report.coverage([read])
+    assert "add" in page and "| float32 | forward | 1 | 1 |" in page
+
+
+def test_what_aotautograd_changes_without_lowc_is_inherited() -> None:
+    """Of dropout without dropping eager returns the input as it is, AOTAutograd a copy, with other strides than a window's."""
+    op = entries()["nn.functional.dropout"]
+    found = {c.variant: attempt(op, c, False).status for c in cases(op, torch.float32, False, 1, 1)}
+    assert (found[""], found["sliced"]) == ("lowered", "inherited")
 
 
 def test_a_dying_worker_costs_one_sample() -> None:

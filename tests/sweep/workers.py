@@ -24,7 +24,7 @@ Messages = Callable[["Task", int], Iterator[tuple[Any, ...]]]
 
 MOST_MEMORY = 3 << 20  # KiB: a worker that has grown this far gives way to a new one
 MOST_FAILURES = 12  # of one kind are kept in full for a task
-GOOD = ("lowered", "extern", "skipped", "right", "static", "guarded")
+GOOD = ("lowered", "extern", "skipped", "right", "static", "guarded")  # nothing to say about
 BAD = ("wrong", "error", "crash", "timeout")
 
 

@@ -1,0 +1,191 @@
+"""A program: inputs, lines of Python, and the names it returns.  It is data, so that it can be made smaller and printed.
+
+Each line assigns one name, or changes what a name holds.  ``Line.noise`` says how its result may differ from eager's:
+
+* move: not at all, and nothing is rounded (moves of data, integers, comparisons);
+* exact: not at all (IEEE arithmetic, which rounds once);
+* zero: the sign of a zero is open (minimum, maximum and what is made of them);
+* round: some units in the last place (functions that are expanded, several roundings in one op);
+* sum: as ``round``, and the order of a float sum is open, or there is cancellation within the op.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor ``shape``/``strides``/``offset`` over ``count`` elements that ``values(kind, seed, dtype, count)`` gives; with
+    ``base`` a window of that input's storage instead."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    count: int
+    kind: str
+    seed: int
+    base: str = ""
+    grad: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """``target``: the name it assigns or changes; ``uses``: the other names in ``text``; ``writes``: it changes memory."""
+
+    text: str
+    target: str
+    uses: tuple[str, ...]
+    noise: str = "move"
+    writes: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    seed: int
+    inputs: tuple[Input, ...]
+    lines: tuple[Line, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def grad(self) -> bool:
+        return any(i.grad for i in self.inputs)
+
+    def source(self, name: str = "program") -> str:
+        head = f"def {name}({', '.join(i.name for i in self.inputs)}):"
+        body = [f"    {line.text}" for line in self.lines]
+        returned = ", ".join(self.outputs) + ("," if len(self.outputs) == 1 else "")
+        return "\n".join([head, *body, f"    return ({returned})"])
+
+
+def function(program: Program) -> Callable[..., tuple[Tensor, ...]]:
+    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "__name__": __name__}  # fx asks for its module
+    exec(compile(program.source(), f"<graph {program.seed}>", "exec"), space)
+    return space["program"]
+
+
+SPECIAL = (float("nan"), float("inf"), float("-inf"), -0.0, 0.0, 1e15, -1e-3, 1e-40, -1e-42, 1.0, -1.0, 65000.0)
+
+
+def values(kind: str, seed: int, dtype: torch.dtype, count: int) -> Tensor:
+    """``count`` numbers.  Kinds: normal, small (quarters), special (some NaN, infinities, zeros, denormals), positive; whole
+    numbers in -9..9 (0..9 if unsigned); ``index N``: whole numbers in -N..N-1 (0..N-1 if the kind is ``place N``)."""
+    if count == 0:
+        return torch.empty(0, dtype=dtype)
+    draw = torch.Generator().manual_seed(seed)
+    word, _, bound = kind.partition(" ")
+    if word in ("index", "place"):
+        low = -int(bound) if word == "index" else 0
+        return torch.randint(low, max(int(bound), low + 1), (count,), generator=draw).to(dtype)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, (count,), generator=draw).to(dtype)
+    if not dtype.is_floating_point:
+        low = 0 if dtype == torch.uint8 else -9
+        return torch.randint(low, 10, (count,), generator=draw).to(dtype)
+    x = torch.randn(count, generator=draw, dtype=torch.float64)
+    if word == "small":
+        x = (x * 8).round() / 4
+    if word == "positive":
+        x = x.abs() + 0.05
+    x = x.to(dtype)
+    if word == "special":
+        places = torch.rand(count, generator=draw, dtype=torch.float32) < 0.15
+        chosen = torch.randint(0, len(SPECIAL), (count,), generator=draw)
+        x = torch.where(places, torch.tensor(SPECIAL, dtype=torch.float64)[chosen].to(dtype), x)
+    return x
+
+
+def make_inputs(inputs: Sequence[Input], grad: bool = True) -> list[Tensor]:
+    made: dict[str, Tensor] = {}
+    for spec in inputs:
+        if spec.base:
+            made[spec.name] = made[spec.base].as_strided(spec.shape, spec.strides, spec.offset)
+            continue
+        storage = values(spec.kind, spec.seed, getattr(torch, spec.dtype), spec.count)
+        made[spec.name] = storage.as_strided(spec.shape, spec.strides, spec.offset).requires_grad_(spec.grad and grad)
+    return list(made.values())
+
+
+FLOATS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def widened(text: str) -> str:
+    for narrow in ("float32", "bfloat16", "float16"):
+        text = text.replace(f"torch.{narrow}", "torch.float64")
+    return text.replace(".float()", ".double()")
+
+
+@dataclass
+class Noise:
+    """Perturbs, in a run in float64, each value by what rounding in its own dtype may do to it."""
+
+    rng: random.Random
+    dtypes: Mapping[int, torch.dtype]  # of the value that line number N assigns, in the program as it is
+
+    def spread(self, x: Any, dtype: torch.dtype | None, size: float) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or dtype not in FLOATS:
+            return x
+        draw = torch.Generator().manual_seed(self.rng.randrange(2**40))
+        wave = torch.randint(-2, 3, x.shape, generator=draw).to(x.dtype)
+        return x * (1 + wave * (FLOATS[dtype] * size))
+
+    def cancelled(self, x: Any, operand: Any, dtype: torch.dtype | None) -> Any:
+        """``x`` moved by what rounding does to terms as large as ``operand``, of which it may be the small rest."""
+        if not isinstance(x, Tensor) or not isinstance(operand, Tensor) or x.shape != operand.shape:
+            return x
+        if not x.is_floating_point() or not operand.is_floating_point() or dtype not in FLOATS:
+            return x
+        return x + self.spread(operand.detach(), dtype, 1.0) - operand.detach()
+
+    def signs(self, x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+        draw = torch.Generator().manual_seed(self.rng.randrange(2**40))
+        flip = torch.randint(0, 2, x.shape, generator=draw).bool()
+        return torch.where((x == 0) & flip, -x, x)
+
+
+def trace(program: Program, inputs: Sequence[Tensor], wide: bool = False, noise: Noise | None = None) -> dict[str, Any]:
+    """All names and what they hold after the program, line by line; with ``wide``, dtypes in the text are float64.
+
+    The dtypes of the values that lines assign are in ``"dtypes"``.
+    """
+    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+    space |= {spec.name: x for spec, x in zip(program.inputs, inputs, strict=True)}
+    dtypes: dict[int, torch.dtype] = {}
+    for number, line in enumerate(program.lines):
+        dtype = noise.dtypes.get(number) if noise is not None else None
+        held: dict[str, Any] = {}
+        if noise is not None and line.noise == "sum":
+            for name in line.uses:
+                held[name] = space[name]
+                space[name] = noise.spread(space[name], dtype, 1.0)
+        exec(widened(line.text) if wide else line.text, space)
+        space |= held
+        result = space[line.target]
+        if isinstance(result, Tensor):
+            dtypes[number] = result.dtype
+        if noise is not None:
+            with torch.no_grad() if line.writes else torch.enable_grad():
+                changed = noise.spread(result, dtype, 1.0) if line.noise != "move" else result
+                if line.noise == "sum":
+                    for name in line.uses:
+                        changed = noise.cancelled(changed, space[name], dtype)
+                if line.noise not in ("move", "exact"):
+                    changed = noise.signs(changed)
+                if line.writes and isinstance(result, Tensor) and changed is not result:
+                    result.copy_(changed)
+                elif not line.writes and not _is_view(result):
+                    space[line.target] = changed
+    space["dtypes"] = dtypes
+    return space
+
+
+def _is_view(x: Any) -> bool:
+    return isinstance(x, Tensor) and x._is_view()

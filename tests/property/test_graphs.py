@@ -1,0 +1,154 @@
+"""A hundred of the graphs of ``python -m tests.property.graphs``, and that the tool finds, shrinks and shows what is wrong.
+
+LOWC_SEEDS=N tries N graphs, LOWC_FIRST_SEED=M starts at another.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.property.graphs import judge as judging
+from tests.property.graphs.generate import random_program
+from tests.property.graphs.judge import Ran, compare, excess, judge, run, taint
+from tests.property.graphs.program import Input, Line, Program, function, make_inputs
+from tests.property.graphs.repro import repro
+from tests.property.graphs.shrink import shrink
+from tests.property.graphs.workers import Settings, attempt, judged
+
+COUNT = int(os.environ.get("LOWC_SEEDS", "100"))
+FIRST = int(os.environ.get("LOWC_FIRST_SEED", "0"))
+BATCH = 10
+BAD = ("wrong", "error")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, BATCH))
+def test_graphs_are_right(first: int) -> None:
+    """Every 50th through torch.compile, the rest through AOTAutograd."""
+    settings = Settings(dynamo=50, check=False, shrink=False)
+    for seed in range(first, min(first + BATCH, FIRST + COUNT)):
+        found = attempt(seed, settings)
+        assert not found.bad, f"seed {seed}: {found.status}: {found.detail}\n{found.source}"
+
+
+# ---------------------------------------------------------------- the tool itself
+
+
+def vector(name: str, **given: Any) -> Input:
+    return Input(name, "float32", (6,), (1,), 0, 6, "normal", 1, **given)
+
+
+def program(*lines: Line, outputs: tuple[str, ...], inputs: tuple[Input, ...] = (vector("x0"), vector("x1"))) -> Program:
+    return Program(0, inputs, lines, outputs)
+
+
+ADD = Line("v0 = x0 + x1", "v0", ("x0", "x1"), "exact")
+EXP = Line("v1 = torch.exp(v0)", "v1", ("v0",), "round")
+NEG = Line("v2 = -v0", "v2", ("v0",), "exact")
+
+
+def test_programs_are_the_same_each_time() -> None:
+    for seed in range(5):
+        assert random_program(seed) == random_program(seed)
+        made = random_program(seed)
+        if judge(made).status != "eager":
+            assert len(function(made)(*make_inputs(made.inputs))) == len(made.outputs)
+
+
+def moved(ran: Ran, number: int, by: float) -> Ran:
+    values = list(ran.values)
+    value = values[number]
+    assert value is not None
+    values[number] = value * (1 + by)
+    return replace(ran, values=values)
+
+
+def test_exact_lines_are_compared_bit_by_bit_and_others_nearly() -> None:
+    made = program(ADD, EXP, NEG, outputs=("v1", "v2"))
+    eager = run(made, function(made))
+    assert compare(made, eager, eager).status == "right"
+    assert compare(made, moved(eager, 0, 2e-7), eager).status == "right"
+    assert compare(made, moved(eager, 0, 1e-4), eager).status == "wrong"
+    assert "exact" in compare(made, moved(eager, 1, 2e-7), eager).detail
+    assert taint(made) == {"v1"}
+
+
+def test_a_choice_that_rounding_turns_over_is_left_open() -> None:
+    """sin(x)**2 + cos(x)**2 is 1 or nearly so: whether it is below 1 says nothing; whether it is below 2 does."""
+    lines = (
+        Line("v0 = torch.sin(x0)**2 + torch.cos(x0)**2", "v0", ("x0",), "sum"),
+        Line("v1 = v0 < 1", "v1", ("v0",)),
+        Line("v2 = v0 < 2", "v2", ("v0",)),
+    )
+    made = program(*lines, outputs=("v1", "v2"))
+    eager = run(made, function(made))
+    flipped = replace(eager, values=[~v if n == 0 else v for n, v in enumerate(eager.values) if v is not None])
+    assert compare(made, flipped, eager).status == "right"
+    flipped = replace(eager, values=[~v if n == 1 else v for n, v in enumerate(eager.values) if v is not None])
+    assert compare(made, flipped, eager).status == "wrong"
+
+
+def test_nan_infinity_and_signs_of_zeros_are_compared() -> None:
+    inf, nan = float("inf"), float("nan")
+    exact = torch.tensor([1.0, nan, inf, -0.0], dtype=torch.float64)
+    eager = exact.float()
+    for place, other in ((0, nan), (1, 1.0), (2, -inf), (2, 1.0), (3, 0.0)):
+        ours = eager.clone()
+        ours[place] = other
+        wrong = excess(ours, eager, exact, [exact, exact], False, 2.0**-23)
+        assert wrong.nonzero().flatten().tolist() == [place]
+
+
+def test_what_depends_on_written_memory_is_tainted() -> None:
+    write = Line("v3.mul_(2)", "v3", (), "round", True)
+    view = Line("v3 = v0[1:]", "v3", ("v0",))
+    made = program(ADD, view, write, NEG, outputs=("v2", "v3"))
+    assert {"v0", "v2", "v3"} <= taint(made)
+
+
+def test_failures_are_found_shrunk_and_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a compiler whose cosh is wrong: what is left of a program is the one line, and the file shows that lowc is right."""
+    cosh = Line("v3 = torch.cosh(v2)", "v3", ("v2",), "round")
+    more = Line("v4 = torch.cat([v3, v1], -1)", "v4", ("v3", "v1"))
+    made = program(ADD, EXP, NEG, cosh, more, outputs=("v4", "v1"))
+
+    def compiled(given: Program, call: Any, check: bool) -> Any:
+        return function(replace(given, lines=tuple(replace(x, text=x.text.replace("cosh", "sinh")) for x in given.lines)))
+
+    monkeypatch.setattr(judging, "_compiled", compiled)
+    verdict = judge(made)
+    assert verdict.status == "wrong" and "result v4" in verdict.detail
+    small = shrink(made, lambda p: judge(p).status == "wrong")
+    assert [line.text.split(" = ")[1].split("(")[0] for line in small.lines] == ["torch.cosh"]
+    assert len(small.inputs) == 1 and small.inputs[0].shape == (1,)
+    file = tmp_path / "shown.py"
+    file.write_text(repro(small, verdict.detail))
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    broken = file.read_text().replace('torch.compile(program, backend="lowc", dynamic=False)', "lambda x: (x + 1,)")
+    file.write_text(broken)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 1 and "in eager" in done.stdout, done.stdout + done.stderr
+
+
+def test_windows_of_inputs_and_their_writes_are_compared() -> None:
+    write = Line("x0[1:].mul_(2)", "x0", (), "exact", True)
+    made = program(write, Line("v0 = x0[:2]", "v0", ("x0",)), outputs=("v0",))
+    eager = run(made, function(made))
+    assert eager.windows == [0]
+    assert judge(made).status == "right"
+    copied = replace(eager, windows=[None])
+    assert "window" in compare(made, copied, eager).detail
+    assert compare(made, moved(eager, 1, 2e-7), eager).status == "wrong"  # what x0 holds afterwards
+
+
+def test_workers_report_each_seed() -> None:
+    found = list(judged(range(3), 1, 250.0, shrink=False))
+    assert [f.seed for f in found] == [0, 1, 2] and all(f.status in ("right", "inherited", "eager") for f in found)
