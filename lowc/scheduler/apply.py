@@ -215,8 +215,9 @@ def _reorder(loop: For, axes: tuple[str, ...]) -> tuple[Stmt, ...]:
         inner = inner[0].body
     if set(chain) != set(axes):
         raise ScheduleError(f"loops over {', '.join(axes)} are not directly nested")
+    own = {s.vars[0].name for s in statements(inner) if isinstance(s, Acc)}
     for stmt in statements(inner):
-        if isinstance(stmt, Update):
+        if isinstance(stmt, Update) and stmt.vars[0].name not in own:
             raise ScheduleError(f"reordering would change the order in which {stmt.vars[0].name} is updated")
     for name in reversed(axes):
         inner = (For(chain[name].axis, inner, chain[name].kind),)

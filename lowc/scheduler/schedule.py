@@ -8,7 +8,7 @@ a GPU primitives build on one another: if one is not legal, the kernel gets a si
 from lowc.errors import ScheduleError
 from lowc.ir.nodes import Kernel, Module
 from lowc.options import Options
-from lowc.scheduler import apply_simt, cascade, choose_simt
+from lowc.scheduler import apply_simt, cascade, choose_contraction, choose_simt, contract
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
 from lowc.scheduler.nest import map_kernels
@@ -21,6 +21,9 @@ def run(module: Module, target: Target, options: Options) -> Module:
         return map_kernels(module, lambda kernel: _simt(kernel, target))
 
     def each(kernel: Kernel) -> Kernel:
+        tiled = _contraction(kernel, target, options.threads)
+        if tiled is not None:
+            return tiled
         kernel = scheduled(kernel, choose(kernel, target, options.threads))
         return scheduled(kernel, cascade.choose(kernel))
 
@@ -35,6 +38,17 @@ def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:
         except ScheduleError:
             continue
     return kernel
+
+
+def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None:
+    """``kernel`` in blocks and tiles, if it is a contraction for which that pays and all of it is legal."""
+    steps = choose_contraction.choose(kernel, target, threads)
+    try:
+        for step in steps:
+            kernel = contract.apply(kernel, step)
+    except ScheduleError:
+        return None
+    return kernel if steps else None
 
 
 def _simt(kernel: Kernel, target: Target) -> Kernel:

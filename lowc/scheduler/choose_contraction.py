@@ -1,0 +1,165 @@
+"""Choosing the Schedule of a contraction on a CPU: blocks for the cores, packed factors, tiles of registers.
+
+    Grid        blocks of rows x columns over the cores; a block's sums, and its packed factors, fit into half of the L2 cache
+    Outward     the sums of a block in an array
+    Split       the depth in slices, so that a panel of the packed factors stays near
+    Pack        both factors of a slice: rows by depth, and panels of columns
+    Registers   tiles of as many sums as there are registers for
+
+What a block costs is estimated in cycles of a core that starts two multiply-adds in each.
+"""
+
+from dataclasses import dataclass
+
+from lowc.ir.index import Axis, constant, split
+from lowc.ir.nodes import PARALLEL, Expr, For, Kernel, Kind, Load
+from lowc.ir.walk import exprs, parts
+from lowc.scheduler.apply import Bind, Reorder, Split, Tile
+from lowc.scheduler.choose import PARALLEL_WORK
+from lowc.scheduler.contract import Step
+from lowc.scheduler.contraction import Contraction, find, innermost
+from lowc.scheduler.grid import Grid
+from lowc.scheduler.nest import estimate, weight
+from lowc.scheduler.outward import Outward
+from lowc.scheduler.pack import Pack
+from lowc.scheduler.registers import Registers
+from lowc.target import Target
+
+DEPTH = 384  # of a slice: a panel of it and rows for a tile fit the L1 cache, about
+STACK = 900 << 10  # bytes of scratch memory at most
+COPY, TURN = 0.3, 0.8  # cycles for an element that is packed as it lies, or transposed
+LEAST = 8  # rows, and elements deep, below which packing does not pay
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a tile of registers and of a block: ``tile`` and ``block`` (rows, columns), and how deep a slice is."""
+
+    tile: tuple[int, int]
+    block: tuple[int, int]
+    depth: int
+
+
+def choose(kernel: Kernel, target: Target, threads: bool) -> tuple[Step, ...]:
+    """The Schedule for ``kernel``, if that is one contraction for which tiles pay, else none."""
+    if len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
+        return ()
+    found = find(kernel.body[0])
+    if found is None or found.rows is None:
+        return ()
+    rows, columns, depth = (estimate(f.axis.extent) for f in (found.rows, found.columns, found.depth))
+    lanes = target.vector_bits // found.left.dtype.bits
+    if rows < LEAST or columns < lanes // 2 or depth < LEAST:
+        return ()
+    batch = [f for f in found.outer if f is not found.rows and f is not found.columns]
+    count = 1
+    for loop in batch:
+        count *= max(1, estimate(loop.axis.extent))
+    parallel = threads and target.cores > 1 and count * rows * columns * depth // lanes >= PARALLEL_WORK
+    sizes = _sizes(found, lanes, target, count, target.cores if parallel else 1)
+    return _plan(found, batch, sizes, lanes, PARALLEL if parallel else Kind())
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def _sizes(found: Contraction, lanes: int, target: Target, batch: int, cores: int) -> Sizes:
+    assert found.rows is not None
+    rows, columns, depth = (estimate(f.axis.extent) for f in (found.rows, found.columns, found.depth))
+    tile = _tile(rows, columns, lanes, target)
+    slices = -(-depth // (DEPTH + DEPTH // 3))
+    deep = -(-depth // slices)
+    if slices > 1 or constant(found.depth.axis.extent) is None:
+        deep = -(-deep // 16) * 16
+    room = min(target.l2 * 6 // 10, STACK) // found.left.dtype.bytes
+    best: tuple[float, tuple[int, int]] | None = None
+    left = _packing(found.left, found.depth.axis)
+    right = _packing(found.right, found.columns.axis)
+    for high in _lengths(rows, tile[0]):
+        for wide in _lengths(columns, tile[1]):
+            if high * wide + (high + wide) * deep > room:
+                continue
+            blocks = batch * -(-rows // high) * -(-columns // wide)
+            work = high * wide * (depth / (2 * lanes) + 0.5) + depth * (high * left + wide * right)
+            total = -(-blocks // cores) * work
+            if best is None or total < best[0]:
+                best = total, (high, wide)
+    return Sizes(tile, best[1] if best else tile, deep)
+
+
+def _packing(factor: Expr, axis: Axis) -> float:
+    return COPY if _contiguous(factor, axis) else TURN
+
+
+def _lengths(extent: int, tile: int) -> list[int]:
+    """Lengths of blocks, whole tiles, that share ``extent`` evenly."""
+    tiles = -(-extent // tile)
+    found: dict[int, None] = {}
+    for parts_ in range(1, min(tiles, 48) + 1):
+        found[-(-tiles // parts_) * tile] = None
+    for length in (64, 128, 256):
+        found[-(-length // tile) * tile] = None
+    return [n for n in found if n <= 1024] or [tile]
+
+
+def _tile(rows: int, columns: int, lanes: int, target: Target) -> tuple[int, int]:
+    """(rows, columns) of a tile of registers: the least cycles for all tiles, and of those the squarest."""
+    spare = 1 if "fma" in target.ops else 2
+    best: tuple[float, int] | None = None
+    tile = (1, lanes)
+    for high in range(1, 17):
+        for vectors in range(1, 9):
+            if high * vectors + vectors + spare > target.registers:
+                continue
+            cycles = max(high * vectors / 2, (high + vectors) / 2, 4.0)
+            wide = vectors * lanes
+            total = -(-rows // high) * -(-columns // wide) * (cycles + 0.5)
+            score = (total, high + vectors)
+            if best is None or score < best:
+                best, tile = score, (high, wide)
+    return tile
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def _plan(found: Contraction, batch: list[For], sizes: Sizes, lanes: int, kind: Kind) -> tuple[Step, ...]:
+    assert found.rows is not None
+    rows, columns, depth = found.rows.axis.name, found.columns.axis.name, found.depth.axis.name
+    order = (*(f.axis.name for f in batch), rows, columns)
+    plan: list[Step] = []
+    if order != tuple(f.axis.name for f in found.outer):
+        plan.append(Reorder(order))
+    plan.append(Grid(order, (*([1] * len(batch)), *sizes.block), kind))
+    plan.append(Outward((f"{rows}_i", f"{columns}_i"), sizes.block))
+    plan.append(Bind(f"{columns}_i", Kind("vector", lanes, "", _flight(found))))
+    deep = constant(found.depth.axis.extent)
+    if deep is None or deep > sizes.depth:
+        plan.append(Split(depth, sizes.depth))
+        depth = f"{depth}_i"
+    (tall, wide), (high, across) = sizes.tile, sizes.block
+    plan.append(Pack(depth, int(found.swapped), "a", 0, tall, (high, sizes.depth)))
+    plan.append(Pack(depth, int(not found.swapped), "b", wide, wide, (across, sizes.depth)))
+    plan.append(Registers(depth, tall, wide, lanes))
+    if _contiguous(found.left, found.depth.axis):
+        plan.append(Bind("a_depth", Kind("vector", lanes, "", 4)))
+    elif _contiguous(found.left, found.rows.axis):
+        plan.append(Tile("a_row", "a_depth", lanes, lanes, 1, True))
+    if _contiguous(found.right, found.columns.axis):
+        plan.append(Bind("b_lane", Kind("vector", lanes, "", wide // lanes)))
+    elif _contiguous(found.right, found.depth.axis):
+        plan.append(Tile("b_depth", "b_lane", lanes, lanes, 1, True))
+    return tuple(plan)
+
+
+def _contiguous(factor: Expr, axis: Axis) -> bool:
+    """Whether all that ``factor`` reads and that changes with ``axis`` is contiguous along it."""
+    steps = [constant(split(p.index[-1], axis)[0]) for p in parts(factor) if isinstance(p, Load)]
+    return 1 in steps and all(step in (0, 1) for step in steps)
+
+
+def _flight(found: Contraction) -> int:
+    """Strips of the epilogue in flight."""
+    block = innermost(found.outer[-1].body)
+    assert block is not None
+    return 4 if sum(weight(e) for s in block[2] for e in exprs(s)) <= 8 else 1
