@@ -3,7 +3,7 @@
     Grid        blocks of rows x columns over the cores; a block's sums, and its packed factors, fit into half of the L2 cache
     Outward     the sums of a block in an array
     Split       the depth in slices, so that a panel of the packed factors stays near
-    Pack        both factors of a slice: rows by depth, and panels of columns
+    Pack        a slice of each factor, in panels; but rows that are read along the depth stay where they are, if they fill tiles
     Registers   tiles of as many sums as there are registers for
 
 What a block costs is estimated in cycles of a core that starts two multiply-adds in each.
@@ -25,19 +25,24 @@ from lowc.scheduler.pack import Pack
 from lowc.scheduler.registers import Registers
 from lowc.target import Target
 
-DEPTH = 384  # of a slice: a panel of it and rows for a tile fit the L1 cache, about
+DEPTH = 256  # of a slice, about: a panel of it nearly fits the L1 cache, and no sum has longer chains
 STACK = 900 << 10  # bytes of scratch memory at most
-COPY, TURN = 0.3, 0.8  # cycles for an element that is packed as it lies, or transposed
+COPY, TURN = 0.6, 0.9  # cycles for an element that is packed as it lies, or transposed
+STREAM = 0.05  # and for one that is read where it lies, while sums are formed
 LEAST = 8  # rows, and elements deep, below which packing does not pay
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a tile of registers and of a block: ``tile`` and ``block`` (rows, columns), and how deep a slice is."""
+    """Of a tile of registers and of a block: ``tile`` and ``block`` (rows, columns), and how deep a slice is.
+
+    ``direct``: rows are read where they are.
+    """
 
     tile: tuple[int, int]
     block: tuple[int, int]
     depth: int
+    direct: bool
 
 
 def choose(kernel: Kernel, target: Target, threads: bool) -> tuple[Step, ...]:
@@ -67,28 +72,37 @@ def _sizes(found: Contraction, lanes: int, target: Target, batch: int, cores: in
     assert found.rows is not None
     rows, columns, depth = (estimate(f.axis.extent) for f in (found.rows, found.columns, found.depth))
     tile = _tile(rows, columns, lanes, target)
-    slices = -(-depth // (DEPTH + DEPTH // 3))
+    slices = -(-depth // (DEPTH + DEPTH // 4))
     deep = -(-depth // slices)
     if slices > 1 or constant(found.depth.axis.extent) is None:
         deep = -(-deep // 16) * 16
-    room = min(target.l2 * 6 // 10, STACK) // found.left.dtype.bytes
-    best: tuple[float, tuple[int, int]] | None = None
-    left = _packing(found.left, found.depth.axis)
-    right = _packing(found.right, found.columns.axis)
+    room = min(target.l2 * 7 // 10, STACK) // found.left.dtype.bytes
+    best: tuple[float, Sizes] | None = None
+    left = _packing(found.left, found.depth.axis, found.rows.axis)
+    right = _packing(found.right, found.columns.axis, found.depth.axis)
     for high in _lengths(rows, tile[0]):
+        direct = _direct(found, tile[0], high)
         for wide in _lengths(columns, tile[1]):
-            if high * wide + (high + wide) * deep > room:
+            if high * wide + (high * (not direct) + wide) * deep > room:
                 continue
             blocks = batch * -(-rows // high) * -(-columns // wide)
-            work = high * wide * (depth / (2 * lanes) + 0.5) + depth * (high * left + wide * right)
+            work = high * wide * (depth / (2 * lanes) + 0.5) + depth * (high * (STREAM if direct else left) + wide * right)
             total = -(-blocks // cores) * work
             if best is None or total < best[0]:
-                best = total, (high, wide)
-    return Sizes(tile, best[1] if best else tile, deep)
+                best = total, Sizes(tile, (high, wide), deep, direct)
+    return best[1] if best else Sizes(tile, tile, deep, False)
 
 
-def _packing(factor: Expr, axis: Axis) -> float:
-    return COPY if _contiguous(factor, axis) else TURN
+def _direct(found: Contraction, tile: int, block: int) -> bool:
+    """Whether the rows of ``left`` can be read where they are: as they lie in memory, and no tile hangs over their end."""
+    assert found.rows is not None
+    rows = constant(found.rows.axis.extent)
+    whole = rows is not None and rows % block == 0 and block % tile == 0
+    return whole and isinstance(found.left, Load) and found.left.mask is None and _contiguous(found.left, found.depth.axis)
+
+
+def _packing(factor: Expr, axis: Axis, other: Axis) -> float:
+    return COPY if _contiguous(factor, axis) or not _contiguous(factor, other) else TURN
 
 
 def _lengths(extent: int, tile: int) -> list[int]:
@@ -138,14 +152,17 @@ def _plan(found: Contraction, batch: list[For], sizes: Sizes, lanes: int, kind: 
         plan.append(Split(depth, sizes.depth))
         depth = f"{depth}_i"
     (tall, wide), (high, across) = sizes.tile, sizes.block
-    plan.append(Pack(depth, int(found.swapped), "a", 0, tall, (high, sizes.depth)))
+    across_rows = not _contiguous(found.left, found.depth.axis) and _contiguous(found.left, found.rows.axis)
+    if not sizes.direct:
+        plan.append(Pack(depth, int(found.swapped), "a", tall if across_rows else 0, tall, (high, sizes.depth)))
     plan.append(Pack(depth, int(not found.swapped), "b", wide, wide, (across, sizes.depth)))
     plan.append(Registers(depth, tall, wide, lanes))
-    if _contiguous(found.left, found.depth.axis):
+    if across_rows:
+        plan.append(Bind("a_lane", Kind("vector", min(lanes, 1 << (tall - 1).bit_length()))))
+    elif not sizes.direct:
         plan.append(Bind("a_depth", Kind("vector", lanes, "", 4)))
-    elif _contiguous(found.left, found.rows.axis):
-        plan.append(Tile("a_row", "a_depth", lanes, lanes, 1, True))
     if _contiguous(found.right, found.columns.axis):
+        plan.append(Reorder(("b_depth", "b_panel", "b_lane")))
         plan.append(Bind("b_lane", Kind("vector", lanes, "", wide // lanes)))
     elif _contiguous(found.right, found.depth.axis):
         plan.append(Tile("b_depth", "b_lane", lanes, lanes, 1, True))

@@ -86,12 +86,15 @@ def _panels(depth: Axis, along: Axis, factor: Expr, packed: Buffer, step: Pack) 
     lane = Axis(f"{step.name}_lane", here)
     value = Substitution({depth: ix(down), along: ix(panel) * size + lane}).expr(factor)
     place = _address(step, ix(panel), ix(lane), ix(0), ix(down))
-    body: list[Stmt] = list(nested([down, lane], (Store(packed, (place,), value),)))
+    body: list[Stmt] = list(nested([panel, down, lane], (Store(packed, (place,), value),)))
     if not even:
-        edge, again = Axis(f"{step.name}_edge", size - here), Axis(f"{step.name}_edge_depth", depth.extent)
-        beyond = _address(step, ix(panel), here + edge, ix(0), ix(again))
+        # only the last panel can have an edge, and has the length modulo ``size`` before it
+        edge = Axis(f"{step.name}_edge", (along.extent + (size - 1)) // size * size - along.extent)
+        again = Axis(f"{step.name}_edge_depth", depth.extent)
+        last = along.extent // size
+        beyond = _address(step, last, along.extent % size + edge, ix(0), ix(again))
         body += nested([again, edge], (Store(packed, (beyond,), Const(0.0, packed.dtype)),))
-    return list(nested([panel], tuple(body)))
+    return body
 
 
 def _rows(depth: Axis, along: Axis, factor: Expr, packed: Buffer, step: Pack) -> list[Stmt]:

@@ -17,7 +17,7 @@ whole: where one hangs over the edge of the loops, memory must go on (what is pa
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import Axis, Index, constant, ix, lower_bound, upper_bound
+from lowc.ir.index import Axis, Index, constant, ix, lower_bound, mod, upper_bound
 from lowc.ir.nodes import Alloc, Buffer, Expr, For, Kind, Let, Load, Op, Stmt, Store, Var
 from lowc.ir.walk import Substitution, free_atoms, parts
 from lowc.scheduler.contraction import is_product
@@ -88,8 +88,9 @@ def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
     place = at(down, across).index(add.index[0])
     done = Store(add.buffer, (place,), Load(tile, (ix(down) * step.columns + across,)), None, "add")
     _inside(add.buffer, place)
-    for expr in (x, y):
-        _loads_inside(expr)
+    for expr, extent, size in ((x, i.extent, step.rows), (y, j.extent, step.columns)):
+        if mod(extent, ix(size)).terms:
+            _loads_inside(expr)
     body: tuple[Stmt, ...] = (
         Alloc(tile, "add"),
         For(loop.axis, deep, loop.kind),
