@@ -11,13 +11,15 @@ What a block costs is estimated in cycles of a core that starts two multiply-add
 
 from dataclasses import dataclass
 
-from lowc.ir.index import Axis, constant, split
+from lowc.ir.index import Axis, constant
 from lowc.ir.nodes import PARALLEL, Expr, For, Kernel, Kind, Load
-from lowc.ir.walk import exprs, parts
+from lowc.ir.walk import exprs
+from lowc.scheduler import choose_thin
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
 from lowc.scheduler.choose import PARALLEL_WORK
+from lowc.scheduler.choose_thin import Thin
 from lowc.scheduler.contract import Step
-from lowc.scheduler.contraction import Contraction, find, innermost
+from lowc.scheduler.contraction import Contraction, contiguous, find, innermost
 from lowc.scheduler.grid import Grid
 from lowc.scheduler.nest import estimate, weight
 from lowc.scheduler.outward import Outward
@@ -29,6 +31,7 @@ DEPTH = 256  # of a slice, about: a panel of it nearly fits the L1 cache, and no
 STACK = 900 << 10  # bytes of scratch memory at most
 COPY, TURN = 0.6, 0.9  # cycles for an element that is packed as it lies, or transposed
 STREAM = 0.05  # and for one that is read where it lies, while sums are formed
+START = 40.0  # and for each row that is packed, before memory follows
 LEAST = 8  # rows, and elements deep, below which packing does not pay
 
 
@@ -45,24 +48,28 @@ class Sizes:
     direct: bool
 
 
-def choose(kernel: Kernel, target: Target, threads: bool) -> tuple[Step, ...]:
-    """The Schedule for ``kernel``, if that is one contraction for which tiles pay, else none."""
+def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, ...], ...]:
+    """Schedules for ``kernel`` if that is one contraction, best first; none if it is none or so small that none pays."""
     if len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
         return ()
     found = find(kernel.body[0])
-    if found is None or found.rows is None:
+    if found is None:
         return ()
-    rows, columns, depth = (estimate(f.axis.extent) for f in (found.rows, found.columns, found.depth))
+    rows = 1 if found.rows is None else estimate(found.rows.axis.extent)
+    columns, depth = estimate(found.columns.axis.extent), estimate(found.depth.axis.extent)
     lanes = target.vector_bits // found.left.dtype.bits
-    if rows < LEAST or columns < lanes // 2 or depth < LEAST:
-        return ()
     batch = [f for f in found.outer if f is not found.rows and f is not found.columns]
     count = 1
     for loop in batch:
         count *= max(1, estimate(loop.axis.extent))
     parallel = threads and target.cores > 1 and count * rows * columns * depth // lanes >= PARALLEL_WORK
-    sizes = _sizes(found, lanes, target, count, target.cores if parallel else 1)
-    return _plan(found, batch, sizes, lanes, PARALLEL if parallel else Kind())
+    kind, cores = (PARALLEL, target.cores) if parallel else (Kind(), 1)
+    found_plans: list[tuple[Step, ...]] = []
+    if depth >= LEAST:
+        found_plans.append(choose_thin.choose(Thin(found, tuple(batch), lanes, cores, kind), target))
+    if rows >= LEAST and columns >= lanes // 2 and depth >= LEAST:
+        found_plans.append(_plan(found, batch, _sizes(found, lanes, target, count, cores), lanes, kind))
+    return tuple(p for p in found_plans if p)
 
 
 # ---------------------------------------------------------------- sizes
@@ -86,7 +93,7 @@ def _sizes(found: Contraction, lanes: int, target: Target, batch: int, cores: in
             if high * wide + (high * (not direct) + wide) * deep > room:
                 continue
             blocks = batch * -(-rows // high) * -(-columns // wide)
-            work = high * wide * (depth / (2 * lanes) + 0.5) + depth * (high * (STREAM if direct else left) + wide * right)
+            work = high * wide * (depth / (2 * lanes) + 0.5) + depth * (high * (STREAM if direct else left) + wide * right + START)
             total = -(-blocks // cores) * work
             if best is None or total < best[0]:
                 best = total, Sizes(tile, (high, wide), deep, direct)
@@ -98,11 +105,11 @@ def _direct(found: Contraction, tile: int, block: int) -> bool:
     assert found.rows is not None
     rows = constant(found.rows.axis.extent)
     whole = rows is not None and rows % block == 0 and block % tile == 0
-    return whole and isinstance(found.left, Load) and found.left.mask is None and _contiguous(found.left, found.depth.axis)
+    return whole and isinstance(found.left, Load) and found.left.mask is None and contiguous(found.left, found.depth.axis)
 
 
 def _packing(factor: Expr, axis: Axis, other: Axis) -> float:
-    return COPY if _contiguous(factor, axis) or not _contiguous(factor, other) else TURN
+    return COPY if contiguous(factor, axis) or not contiguous(factor, other) else TURN
 
 
 def _lengths(extent: int, tile: int) -> list[int]:
@@ -152,7 +159,7 @@ def _plan(found: Contraction, batch: list[For], sizes: Sizes, lanes: int, kind: 
         plan.append(Split(depth, sizes.depth))
         depth = f"{depth}_i"
     (tall, wide), (high, across) = sizes.tile, sizes.block
-    across_rows = not _contiguous(found.left, found.depth.axis) and _contiguous(found.left, found.rows.axis)
+    across_rows = not contiguous(found.left, found.depth.axis) and contiguous(found.left, found.rows.axis)
     if not sizes.direct:
         plan.append(Pack(depth, int(found.swapped), "a", tall if across_rows else 0, tall, (high, sizes.depth)))
     plan.append(Pack(depth, int(not found.swapped), "b", wide, wide, (across, sizes.depth)))
@@ -161,18 +168,12 @@ def _plan(found: Contraction, batch: list[For], sizes: Sizes, lanes: int, kind: 
         plan.append(Bind("a_lane", Kind("vector", min(lanes, 1 << (tall - 1).bit_length()))))
     elif not sizes.direct:
         plan.append(Bind("a_depth", Kind("vector", lanes, "", 4)))
-    if _contiguous(found.right, found.columns.axis):
+    if contiguous(found.right, found.columns.axis):
         plan.append(Reorder(("b_depth", "b_panel", "b_lane")))
         plan.append(Bind("b_lane", Kind("vector", lanes, "", wide // lanes)))
-    elif _contiguous(found.right, found.depth.axis):
+    elif contiguous(found.right, found.depth.axis):
         plan.append(Tile("b_depth", "b_lane", lanes, lanes, 1, True))
     return tuple(plan)
-
-
-def _contiguous(factor: Expr, axis: Axis) -> bool:
-    """Whether all that ``factor`` reads and that changes with ``axis`` is contiguous along it."""
-    steps = [constant(split(p.index[-1], axis)[0]) for p in parts(factor) if isinstance(p, Load)]
-    return 1 in steps and all(step in (0, 1) for step in steps)
 
 
 def _flight(found: Contraction) -> int:

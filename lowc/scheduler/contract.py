@@ -4,12 +4,14 @@ from lowc.ir.nodes import Kernel
 from lowc.ir.walk import make_kernel, names
 from lowc.scheduler import apply as primitives
 from lowc.scheduler.apply import Primitive, at_loop
+from lowc.scheduler.dots import Dots, dots
+from lowc.scheduler.gather import Gather, gather
 from lowc.scheduler.grid import Grid, grid
 from lowc.scheduler.outward import Outward, outward
 from lowc.scheduler.pack import Pack, pack
 from lowc.scheduler.registers import Registers, registers
 
-Step = Primitive | Grid | Outward | Pack | Registers
+Step = Primitive | Grid | Outward | Pack | Registers | Dots | Gather
 
 
 def apply(kernel: Kernel, step: Step) -> Kernel:
@@ -24,6 +26,10 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
         body = at_loop(body, step.axis, lambda loop: pack(loop, step, taken))
     elif isinstance(step, Registers):
         body = at_loop(body, step.axis, lambda loop: registers(loop, step, taken))
+    elif isinstance(step, Gather):
+        body = at_loop(body, step.axis, lambda loop: gather(loop, step, taken))
+    elif isinstance(step, Dots):
+        body = at_loop(body, step.axis, lambda loop: dots(loop, step, taken))
     else:
         return primitives.apply(kernel, (step,))
     return make_kernel(kernel.name, body, kernel.params)

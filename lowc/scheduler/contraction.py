@@ -13,9 +13,9 @@ contraction is said by ``product``, which only lowering of matrix products write
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowc.ir.index import constant, split
-from lowc.ir.nodes import Acc, Expr, For, Let, Op, Stmt, Store, Update
-from lowc.ir.walk import Substitution, free_atoms, statements, stores
+from lowc.ir.index import Axis, constant, split
+from lowc.ir.nodes import Acc, Expr, For, Let, Load, Op, Stmt, Store, Update
+from lowc.ir.walk import Substitution, free_atoms, parts, statements, stores
 from lowc.scheduler.nest import chain, estimate
 
 
@@ -90,6 +90,12 @@ def find(loop: For) -> Contraction | None:
     rows = [f for f in outer if f is not columns and f.axis in used[1 - right] and f.axis not in used[right]]
     best = max(rows, key=lambda f: estimate(f.axis.extent), default=None)
     return Contraction(tuple(outer), best, columns, depth, product.args[1 - right], product.args[right], right == 0)
+
+
+def contiguous(factor: Expr, axis: Axis) -> bool:
+    """Whether all that ``factor`` reads and that changes with ``axis`` is contiguous along it."""
+    steps = [constant(split(p.index[-1], axis)[0]) for p in parts(factor) if isinstance(p, Load)]
+    return 1 in steps and all(step in (0, 1) for step in steps)
 
 
 def _contiguous(outer: Sequence[For], rest: Sequence[Stmt]) -> For:

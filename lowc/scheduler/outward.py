@@ -2,7 +2,7 @@
 
     for i in 128 { for j in 96 { acc s = add; for k in K { s add= product(x, y) }; out[…] = f(s) } }
       →  alloc s_block: f32[12288] @local = add
-         for k in K { for i_1 in 128 { for j_1 in 96 { s_block[i_1*96 + j_1] add= product(x, y) } } }
+         for k in K { for i_a in 128 { for j_a in 96 { s_block[i_a*96 + j_a] add= product(x, y) } } }
          for i in 128 { for j in 96 { out[…] = f(s_block[i*96 + j]) } }
 
 The array has room for ``room`` elements along each axis, which may be more than the loops want (a tile of registers that hangs
@@ -44,7 +44,7 @@ def outward(loop: For, step: Outward, taken: set[str]) -> tuple[Stmt, ...]:
     assert isinstance(update, Update)
     total = acc.vars[0]
     block = Buffer(fresh(f"{total.name}_block", taken), total.dtype, (ix(prod(step.room)),), (ix(1),), "local")
-    own = [Axis(fresh(f.axis.name, taken), f.axis.extent) for f in loops]
+    own = [Axis(fresh(f"{f.axis.name}_a", taken), f.axis.extent) for f in loops]
     rename = Substitution({f.axis: ix(a) for f, a in zip(loops, own, strict=True)})
     value = rename.expr(folded(depth.body[:-1], update.values[0]))
     add = Store(block, (_place(own, step.room),), value, None, acc.reducer)

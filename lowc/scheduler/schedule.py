@@ -22,9 +22,7 @@ def run(module: Module, target: Target, options: Options) -> Module:
 
     def each(kernel: Kernel) -> Kernel:
         tiled = _contraction(kernel, target, options.threads)
-        if tiled is not None:
-            return tiled
-        kernel = scheduled(kernel, choose(kernel, target, options.threads))
+        kernel = tiled or scheduled(kernel, choose(kernel, target, options.threads))
         return scheduled(kernel, cascade.choose(kernel))
 
     return map_kernels(module, each)
@@ -41,14 +39,16 @@ def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:
 
 
 def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None:
-    """``kernel`` in blocks and tiles, if it is a contraction for which that pays and all of it is legal."""
-    steps = choose_contraction.choose(kernel, target, threads)
-    try:
-        for step in steps:
-            kernel = contract.apply(kernel, step)
-    except ScheduleError:
-        return None
-    return kernel if steps else None
+    """``kernel`` by the first of its possible schedules as a contraction that is legal throughout, if there is one."""
+    for steps in choose_contraction.choices(kernel, target, threads):
+        new = kernel
+        try:
+            for step in steps:
+                new = contract.apply(new, step)
+        except ScheduleError:
+            continue
+        return new
+    return None
 
 
 def _simt(kernel: Kernel, target: Target) -> Kernel:
