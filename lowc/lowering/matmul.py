@@ -1,6 +1,8 @@
 """Matrix products: a loop nest with one accumulator an element, which ``scheduler`` tiles.
 
-    for b in B { for i in M { for j in N { acc s = add; for k in K { s add= product(x[b, i, k], y[b, k, j]) }; out[b, i, j] = s } } }
+    for b in B { for i in M { for j in N {
+      acc s = add; for k in K { s add= product(x[b, i, k], y[b, k, j]) }; out[b, i, j] = s
+    } } }
 
 Operands of f16 and bf16 are widened, so that they are summed in f32 and rounded once.  What ``alpha``, ``beta`` and the
 added tensor do is an epilogue: an expression of the sum.

@@ -246,8 +246,8 @@ def outer_rows(loop: For) -> list[Buffer]:
 
 
 def _row_loop(loop: For, row: Buffer) -> For | None:
-    """The loop inside ``loop`` along whose axis each store to ``row`` goes, in rows that other loops inside number; None where one
-    of them is unrolled: such an array is registers, and there are none for a second one."""
+    """The loop inside ``loop`` along whose axis each store to ``row`` goes, in rows that other loops inside number; None where
+    one of them is unrolled: such an array is registers, and there are none for a second one."""
     places = {s.index[0] for s in stores(loop.body) if s.buffer is row}
     inside = [s for s in statements(loop.body) if isinstance(s, For)]
     axes = {s.axis for s in inside if s.kind.name != "unroll"}

@@ -27,11 +27,12 @@ from lowc.scheduler.pack import Pack
 from lowc.scheduler.registers import Registers
 from lowc.target import Target
 
-DEPTH = 256  # of a slice, about: a panel of it nearly fits the L1 cache, and no sum has longer chains
+DEPTH = 512  # of a slice at most: panels of it stay in the L2 cache, and no sum has longer chains
 STACK = 900 << 10  # bytes of scratch memory at most
 COPY, TURN = 0.6, 0.9  # cycles for an element that is packed as it lies, or transposed
 STREAM = 0.05  # and for one that is read where it lies, while sums are formed
 START = 40.0  # and for each row that is packed, before memory follows
+CANDIDATES = 6  # tiles of registers that blocks are tried with
 LEAST = 8  # rows, and elements deep, below which packing does not pay
 
 
@@ -76,28 +77,32 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
 
 
 def _sizes(found: Contraction, lanes: int, target: Target, batch: int, cores: int) -> Sizes:
+    """The tile, block and slice of the least cost."""
     assert found.rows is not None
     rows, columns, depth = (estimate(f.axis.extent) for f in (found.rows, found.columns, found.depth))
-    tile = _tile(rows, columns, lanes, target)
-    slices = -(-depth // (DEPTH + DEPTH // 4))
+    slices = max(1, -(-depth // DEPTH))
     deep = -(-depth // slices)
     if slices > 1 or constant(found.depth.axis.extent) is None:
         deep = -(-deep // 16) * 16
     room = min(target.l2 * 7 // 10, STACK) // found.left.dtype.bytes
-    best: tuple[float, Sizes] | None = None
     left = _packing(found.left, found.depth.axis, found.rows.axis)
     right = _packing(found.right, found.columns.axis, found.depth.axis)
-    for high in _lengths(rows, tile[0]):
-        direct = _direct(found, tile[0], high)
-        for wide in _lengths(columns, tile[1]):
-            if high * wide + (high * (not direct) + wide) * deep > room:
-                continue
-            blocks = batch * -(-rows // high) * -(-columns // wide)
-            work = high * wide * (depth / (2 * lanes) + 0.5) + depth * (high * (STREAM if direct else left) + wide * right + START)
-            total = -(-blocks // cores) * work
-            if best is None or total < best[0]:
-                best = total, Sizes(tile, (high, wide), deep, direct)
-    return best[1] if best else Sizes(tile, tile, deep, False)
+    best: tuple[float, Sizes] | None = None
+    for cycles, tile in _tiles(rows, columns, lanes, target):
+        widths = _lengths(columns, tile[1])
+        for high in _lengths(rows, tile[0]):
+            direct = _direct(found, tile[0], high)
+            for wide in widths:
+                if high * wide + (high * (not direct) + wide) * deep > room:
+                    continue
+                blocks = batch * -(-rows // high) * -(-columns // wide)
+                packing = high * (STREAM if direct else left) + wide * right + START
+                work = high * wide * (depth * cycles + 1.0) + depth * packing
+                total = -(-blocks // cores) * work
+                if best is None or total < best[0]:
+                    best = total, Sizes(tile, (high, wide), deep, direct)
+    assert best is not None
+    return best[1]
 
 
 def _direct(found: Contraction, tile: int, block: int) -> bool:
@@ -115,30 +120,26 @@ def _packing(factor: Expr, axis: Axis, other: Axis) -> float:
 def _lengths(extent: int, tile: int) -> list[int]:
     """Lengths of blocks, whole tiles, that share ``extent`` evenly."""
     tiles = -(-extent // tile)
-    found: dict[int, None] = {}
-    for parts_ in range(1, min(tiles, 48) + 1):
-        found[-(-tiles // parts_) * tile] = None
-    for length in (64, 128, 256):
-        found[-(-length // tile) * tile] = None
-    return [n for n in found if n <= 1024] or [tile]
+    found = {-(-tiles // parts_) * tile: None for parts_ in (*range(1, 17), *range(18, 33, 2), *range(36, 65, 4))}
+    return [n for n in found if n <= 1024 and (n >= 32 or n >= extent)] or [tile]
 
 
-def _tile(rows: int, columns: int, lanes: int, target: Target) -> tuple[int, int]:
-    """(rows, columns) of a tile of registers: the least cycles for all tiles, and of those the squarest."""
+def _tiles(rows: int, columns: int, lanes: int, target: Target) -> list[tuple[float, tuple[int, int]]]:
+    """The best tiles of registers, (rows, columns), with the cycles for a sum's multiply-add in each."""
     spare = 1 if "fma" in target.ops else 2
-    best: tuple[float, int] | None = None
-    tile = (1, lanes)
+    loads = 1 if target.vector_bits == 512 else 2  # in a cycle
+    found: list[tuple[float, int, tuple[float, tuple[int, int]]]] = []
     for high in range(1, 17):
         for vectors in range(1, 9):
             if high * vectors + vectors + spare > target.registers:
                 continue
-            cycles = max(high * vectors / 2, (high + vectors) / 2, 4.0)
+            cycles = max(high * vectors / 2, (high + vectors) / loads, 4.0) + 0.5
             wide = vectors * lanes
-            total = -(-rows // high) * -(-columns // wide) * (cycles + 0.5)
-            score = (total, high + vectors)
-            if best is None or score < best:
-                best, tile = score, (high, wide)
-    return tile
+            total = -(-rows // high) * -(-columns // wide) * cycles
+            found.append((total, high + vectors, (cycles / (high * wide), (high, wide))))
+    found.sort()
+    whole = [f for f in found if rows % f[2][1][0] == 0]
+    return [entry for total, _, entry in (*found[:CANDIDATES], *whole[:CANDIDATES]) if total <= found[0][0] * 1.1]
 
 
 # ---------------------------------------------------------------- the plan

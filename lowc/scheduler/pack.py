@@ -23,8 +23,8 @@ from lowc.scheduler.nest import chain, nested
 class Pack:
     """The factor number ``factor`` of the products in the loop over ``axis``; the new names start with ``name``.
 
-    ``panel``: (along // panel, depth, along % panel) is the order, along the axis that the factor has besides ``axis``; 0: (along,
-    depth).  ``unit``: what the length along is rounded up to.  ``room``: elements along, elements deep.
+    ``panel``: (along // panel, depth, along % panel) is the order, along the axis that the factor has besides ``axis``; 0:
+    (along, depth).  ``unit``: what the length along is rounded up to.  ``room``: elements along, elements deep.
     """
 
     axis: str
@@ -57,7 +57,7 @@ def pack(loop: For, step: Pack, taken: set[str]) -> tuple[Stmt, ...]:
     width = step.panel or step.unit
     length = -(-step.room[0] // width) * width
     packed = Buffer(names[0], factor.dtype, (ix(length * step.room[1]),), (ix(1),), "local")
-    copies = _panels(loop.axis, along[0], factor, packed, step) if step.panel else _rows(loop.axis, along[0], factor, packed, step)
+    copies = (_panels if step.panel else _rows)(loop.axis, along[0], factor, packed, step)
     args = list(value.args)
     args[step.factor] = _read(loop.axis, along[0], packed, step)
     new = Store(add.buffer, add.index, Op("product", tuple(args), value.dtype), add.mask, add.reducer)
