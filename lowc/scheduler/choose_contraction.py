@@ -172,7 +172,7 @@ def _plan(found: Contraction, batch: list[For], sizes: Sizes, lanes: int, kind: 
     if contiguous(found.right, found.columns.axis):
         plan.append(Reorder(("b_depth", "b_panel", "b_lane")))
         plan.append(Bind("b_lane", Kind("vector", lanes, "", wide // lanes)))
-    elif contiguous(found.right, found.depth.axis):
+    elif contiguous(found.right, found.depth.axis) and min(estimate(found.columns.axis.extent), sizes.depth) >= lanes:
         plan.append(Tile("b_depth", "b_lane", lanes, lanes, 1, True))
     return tuple(plan)
 
