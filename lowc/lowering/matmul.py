@@ -70,7 +70,7 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
     The other dimensions of ``out`` are those that both have in front, then x's own, then y's own.
     """
     if not b.own_matmul:
-        raise NotLowered("a library has the faster kernel (option matmul='own' takes lowc's)")
+        raise NotLowered("a library's, on a GPU" if b.atomic else "a library's (lowc's own with option matmul='own')")
     if x.dtype != y.dtype or x.dtype.kind != "f" or out.dtype.kind != "f":
         raise NotLowered(f"a matrix product of {x.dtype} and {y.dtype}")
     total = accumulate_dtype(x.dtype)
