@@ -31,7 +31,8 @@ DEPTH = 512  # of a slice at most: panels of it stay in the L2 cache, and no sum
 STACK = 900 << 10  # bytes of scratch memory at most
 COPY, TURN = 0.6, 0.9  # cycles for an element that is packed as it lies, or transposed
 STREAM = 0.05  # and for one that is read where it lies, while sums are formed
-START = 40.0  # and for each row that is packed, before memory follows
+START = 60.0  # and for each row that is packed, before memory follows
+SUM = 1.0  # and for a block's sum that is read and written
 CANDIDATES = 6  # tiles of registers that blocks are tried with
 LEAST = 8  # rows, and elements deep, below which packing does not pay
 
@@ -80,29 +81,47 @@ def _sizes(found: Contraction, lanes: int, target: Target, batch: int, cores: in
     """The tile, block and slice of the least cost."""
     assert found.rows is not None
     rows, columns, depth = (estimate(f.axis.extent) for f in (found.rows, found.columns, found.depth))
-    slices = max(1, -(-depth // DEPTH))
-    deep = -(-depth // slices)
-    if slices > 1 or constant(found.depth.axis.extent) is None:
-        deep = -(-deep // 16) * 16
     room = min(target.l2 * 7 // 10, STACK) // found.left.dtype.bytes
     left = _packing(found.left, found.depth.axis, found.rows.axis)
     right = _packing(found.right, found.columns.axis, found.depth.axis)
+    across_rows = _across_rows(found)
+    deeps = _deeps(found)
     best: tuple[float, Sizes] | None = None
     for cycles, tile in _tiles(rows, columns, lanes, target):
+        if across_rows and tile[0] & (tile[0] - 1):
+            continue  # as many lanes of a row are copied at a time
         widths = _lengths(columns, tile[1])
         for high in _lengths(rows, tile[0]):
             direct = _direct(found, tile[0], high)
             for wide in widths:
-                if high * wide + (high * (not direct) + wide) * deep > room:
-                    continue
                 blocks = batch * -(-rows // high) * -(-columns // wide)
-                packing = high * (STREAM if direct else left) + wide * right + START
-                work = high * wide * (depth * cycles + 1.0) + depth * packing
-                total = -(-blocks // cores) * work
-                if best is None or total < best[0]:
-                    best = total, Sizes(tile, (high, wide), deep, direct)
+                packing = wide * right + START + (high * STREAM if direct else high * left + START)
+                for deep in deeps:
+                    if high * wide + (high * (not direct) + wide) * deep > room:
+                        continue
+                    work = high * wide * (depth * cycles + SUM * (1 + -(-depth // deep))) + depth * packing
+                    total = -(-blocks // cores) * work
+                    if best is None or total < best[0]:
+                        best = total, Sizes(tile, (high, wide), deep, direct)
     assert best is not None
     return best[1]
+
+
+def _deeps(found: Contraction) -> list[int]:
+    """Lengths of slices to try: even shares of the depth."""
+    depth, known = estimate(found.depth.axis.extent), constant(found.depth.axis.extent) is not None
+    out: list[int] = []
+    for most in (DEPTH, DEPTH // 2):
+        slices = max(1, -(-depth // most))
+        deep = -(-depth // slices)
+        out.append(deep if slices == 1 and known else -(-deep // 16) * 16)
+    return list(dict.fromkeys(out))
+
+
+def _across_rows(found: Contraction) -> bool:
+    """Whether ``left`` lies along the rows, as in the gradient of a weight."""
+    assert found.rows is not None
+    return not contiguous(found.left, found.depth.axis) and contiguous(found.left, found.rows.axis)
 
 
 def _direct(found: Contraction, tile: int, block: int) -> bool:
@@ -127,7 +146,7 @@ def _lengths(extent: int, tile: int) -> list[int]:
 def _tiles(rows: int, columns: int, lanes: int, target: Target) -> list[tuple[float, tuple[int, int]]]:
     """The best tiles of registers, (rows, columns), with the cycles for a sum's multiply-add in each."""
     spare = 1 if "fma" in target.ops else 2
-    loads = 1 if target.vector_bits == 512 else 2  # in a cycle
+    loads = 0.9 if target.vector_bits == 512 else 2  # in a cycle
     found: list[tuple[float, int, tuple[float, tuple[int, int]]]] = []
     for high in range(1, 17):
         for vectors in range(1, 9):
@@ -138,7 +157,7 @@ def _tiles(rows: int, columns: int, lanes: int, target: Target) -> list[tuple[fl
             total = -(-rows // high) * -(-columns // wide) * cycles
             found.append((total, high + vectors, (cycles / (high * wide), (high, wide))))
     found.sort()
-    whole = [f for f in found if rows % f[2][1][0] == 0]
+    whole = [f for f in found if rows % f[2][1][0] == 0 or f[2][1][0] in (4, 8, 16)]
     return [entry for total, _, entry in (*found[:CANDIDATES], *whole[:CANDIDATES]) if total <= found[0][0] * 1.1]
 
 
@@ -160,13 +179,14 @@ def _plan(found: Contraction, batch: list[For], sizes: Sizes, lanes: int, kind: 
         plan.append(Split(depth, sizes.depth))
         depth = f"{depth}_i"
     (tall, wide), (high, across) = sizes.tile, sizes.block
-    across_rows = not contiguous(found.left, found.depth.axis) and contiguous(found.left, found.rows.axis)
+    across_rows = _across_rows(found)
     if not sizes.direct:
         plan.append(Pack(depth, int(found.swapped), "a", tall if across_rows else 0, tall, (high, sizes.depth)))
     plan.append(Pack(depth, int(not found.swapped), "b", wide, wide, (across, sizes.depth)))
     plan.append(Registers(depth, tall, wide, lanes))
     if across_rows:
-        plan.append(Bind("a_lane", Kind("vector", min(lanes, 1 << (tall - 1).bit_length()))))
+        plan.append(Reorder(("a_depth", "a_panel", "a_lane")))
+        plan.append(Bind("a_lane", Kind("vector", min(lanes, tall))))
     elif not sizes.direct:
         plan.append(Bind("a_depth", Kind("vector", lanes, "", 4)))
     if contiguous(found.right, found.columns.axis):
