@@ -157,8 +157,10 @@ def _tiles(rows: int, columns: int, lanes: int, target: Target) -> list[tuple[fl
             total = -(-rows // high) * -(-columns // wide) * cycles
             found.append((total, high + vectors, (cycles / (high * wide), (high, wide))))
     found.sort()
-    whole = [f for f in found if rows % f[2][1][0] == 0 or f[2][1][0] in (4, 8, 16)]
-    return [entry for total, _, entry in (*found[:CANDIDATES], *whole[:CANDIDATES]) if total <= found[0][0] * 1.1]
+    near = [f for f in found if f[0] <= found[0][0] * 1.1]
+    whole = [f for f in near if rows % f[2][1][0] == 0]
+    powers = [f for f in found if f[2][1][0] in (4, 8, 16)]
+    return [entry for _, _, entry in (*near[:CANDIDATES], *whole[:CANDIDATES], *powers[:2])]
 
 
 # ---------------------------------------------------------------- the plan

@@ -12,9 +12,10 @@ block ends within a panel (or within ``unit`` rows), the rest of it is set to 0,
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import Axis, Index, ix, minimum, mod
+from lowc.ir.index import Axis, Index, constant, ix, minimum, mod
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Load, Op, Stmt, Store
 from lowc.ir.walk import Substitution, free_atoms, has_check
+from lowc.scheduler.apply import maximum_size
 from lowc.scheduler.contraction import is_product
 from lowc.scheduler.nest import chain, nested
 
@@ -50,6 +51,9 @@ def pack(loop: For, step: Pack, taken: set[str]) -> tuple[Stmt, ...]:
     along = [f.axis for f in loops[1:] if f.axis in used]
     if len(along) != 1 or along[0].name == step.axis:
         raise ScheduleError(f"factor {step.factor} changes with {len(along)} axes besides {step.axis}")
+    for axis, room in zip((along[0], loop.axis), step.room, strict=True):
+        if (constant(maximum_size(axis.extent)) or 0) > room:
+            raise ScheduleError(f"there is room for {room} elements along {axis.name}, which may have more")
     names = [f"{step.name}_{n}" for n in ("packed", "panel", "depth", "lane", "row", "edge", "edge_depth")]
     if not taken.isdisjoint(names):
         raise ScheduleError(f"a name that starts with {step.name}_ is taken")

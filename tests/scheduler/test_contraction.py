@@ -1,4 +1,4 @@
-"""Schedules of contractions: each primitive keeps the meaning of each kernel, and what a product becomes has the expected form."""
+"""Schedules of contractions: each primitive keeps the meaning of each kernel, and what products become has the expected form."""
 
 import random
 
@@ -42,7 +42,8 @@ def product(m: int | str, n: int | str, k: int | str, left: str = "x[i, k]", rig
         for k in {k} {{ s add= product({left}, {right}) }}
         out[{"b, " if batch else ""}i, j] = s * 2.0 + bias[j]
     }} }}"""
-    text = f"""kernel f({sizes + ", " if sizes else ""}x: f32[{before}{x}], y: f32[{before}{y}], bias: f32[{n}], out: f32[{before}{m}, {n}]) {{
+    params = f"x: f32[{before}{x}], y: f32[{before}{y}], bias: f32[{n}], out: f32[{before}{m}, {n}]"
+    text = f"""kernel f({sizes + ", " if sizes else ""}{params}) {{
       {f"for b in {batch} {{ {nest} }}" if batch else nest}
     }}"""
     return linearise._linear(parse_kernel(text))
@@ -134,6 +135,7 @@ def test_what_is_illegal_is_refused() -> None:
         (kernel, Grid(("j", "i"), (16, 16), Kind())),  # not the order of the loops
         (in_blocks, Outward(("i_i", "j_i"), (8, 16))),  # blocks are larger
         (kernel, Pack("k", 0, "a", 0, 8, (40, 40))),  # the sum is still inside
+        (outward, Pack("k", 0, "a", 0, 8, (8, 40))),  # a block has 16 rows
         (outward, Registers("k", 8, 16, 16)),  # tiles would hang over the edge of x and y
         (outward, Dots("k", (3, 4), 16)),  # 3 does not divide a block's rows
         (in_blocks, Gather("k", 8)),
