@@ -90,12 +90,9 @@ def measure(name: str, dtype: torch.dtype, threads: int) -> dict[str, Any]:
     clock = time.thread_time if threads == 1 else time.perf_counter
     eager, args = SHAPES[name](dtype)
     options: dict[str, str | int | bool] = {"matmul": "own", "strict_errors": True, "cache": False}
-    start = time.perf_counter()
     sides = {"eager": eager, "own": torch.compile(eager, backend="lowc", options=options, fullgraph=True)}
-    sides["own"](*args)
-    first = time.perf_counter() - start
     exact = eager(*(a.double() for a in args))
-    found: dict[str, Any] = {"first_ms": first * 1e3}
+    found: dict[str, Any] = {}
     calls: dict[str, int] = {}
     for side, function in sides.items():
         out = function(*args)
@@ -128,7 +125,7 @@ def run(name: str, dtype: str, threads: int) -> dict[str, Any]:
 
 
 def markdown(results: dict[str, dict[str, Any]], dtype: str, threads: int) -> str:
-    head = ["product", "eager ms", "own ms", "ratio of medians", "ratio of least", "error own / eager", "first call ms"]
+    head = ["product", "eager ms", "own ms", "ratio of medians", "ratio of least", "error own / eager"]
     rows: list[list[str]] = []
     for name, row in results.items():
         if "error" in row:
@@ -143,7 +140,6 @@ def markdown(results: dict[str, dict[str, Any]], dtype: str, threads: int) -> st
                 f"{eager['median_ms'] / own['median_ms']:.2f}",
                 f"{eager['least_ms'] / own['least_ms']:.2f}",
                 f"{own['error'] / max(eager['error'], 1e-30):.2f}",
-                f"{row['first_ms']:.0f}",
             ]
         )
     title = f"## {dtype}, {f'{threads} thread' if threads == 1 else f'{threads or torch.get_num_threads()} threads'}"
