@@ -21,6 +21,7 @@ _FLOPS = {
     "sqrt": 1,
     "fma": 2,
     "mad": 2,
+    "product": 1,
 }
 
 

@@ -558,10 +558,12 @@ def _atom_range(atom: Atom) -> tuple[int | None, int | None]:
     if isinstance(atom, FloorDiv):
         low, high = lower_bound(atom.num), upper_bound(atom.num)
         least = lower_bound(atom.den)
-        if low is None or low < 0 or least is None or least < 1:
+        if least is None or least < 1:
             return None, None
         most = upper_bound(atom.den)
-        return (low // most if most else 0), (None if high is None else high // least)
+        lowest = None if low is None else low // least if low < 0 else low // most if most else 0
+        highest = None if high is None else high // least if high >= 0 else high // most if most else -1
+        return lowest, highest
     if isinstance(atom, Min | Max):
         lows = (lower_bound(atom.a), lower_bound(atom.b))
         highs = (upper_bound(atom.a), upper_bound(atom.b))

@@ -15,7 +15,8 @@ Checks       ``check_index`` and ``check_nonzero`` yield a safe value and, where
              call raise.  They stay in their loop, and what wraps them in a condition must AND it into their mask.
 Integers     wrap at their width.  Index expressions are exact integers (emitted in i64); ``x // 0`` and ``x % 0`` do not trap.
 Floats       IEEE 754 with NaN, inf, -0.0, denormals.  No contraction, no reassociation, no reciprocal: ``fma`` rounds once,
-             ``mad`` once or twice as the target likes.  An op on f16 or bf16 computes in f32 and rounds.
+             ``mad`` once or twice as the target likes; ``product``, as what a sum takes up, need not be rounded before.
+             An op on f16 or bf16 computes in f32 and rounds.
 Aliasing     Distinct buffers never overlap.
 """
 

@@ -130,6 +130,8 @@ OPS: dict[str, OpRow] = {
         OpRow("max", 2, "biuf", "same", np.maximum, commutative=True),
         OpRow("fma", 3, "f", "same", fma),
         OpRow("mad", 3, "f", "same", _mad),
+        # a product that a sum may take up before it is rounded (``v add= product(a, b)``); a target without fma rounds it
+        OpRow("product", 2, "f", "same", np.multiply, commutative=True),
         OpRow("mulhi", 2, "u", "same", _mulhi),
         OpRow("sqrt", 1, "f", "same", np.sqrt),
         OpRow("copysign", 2, "f", "same", np.copysign),

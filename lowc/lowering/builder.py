@@ -66,15 +66,23 @@ class Builder:
 
     ``deterministic``: what ``Graph.deterministic`` says.  ``atomic``: reducing stores happen in any order, as on a GPU; else in
     that of the loops.
+
+    ``own_matmul``: matrix products are loop nests, too; else calls of ATen.
     """
 
     def __init__(
-        self, taken: Sequence[str], choose_parts: bool = False, deterministic: bool = False, atomic: bool = False
+        self,
+        taken: Sequence[str],
+        choose_parts: bool = False,
+        deterministic: bool = False,
+        atomic: bool = False,
+        own_matmul: bool = False,
     ) -> None:
         """``taken``: names that no temp may have."""
         self.choose_parts = choose_parts
         self.deterministic = deterministic
         self.atomic = atomic
+        self.own_matmul = own_matmul
         self.temps: list[Buffer] = []
         self.steps: list[Step] = []
         self.stem = ""

@@ -30,7 +30,8 @@ def lower(graph: Graph, options: Options | None = None, forbid: frozenset[str] =
     """
     taken = [i.name for i in graph.inputs] + [s.name for s in graph.symbols]
     gpu = not device_of(graph).startswith("cpu")
-    builder = Builder(taken, choose_parts=gpu, deterministic=graph.deterministic, atomic=gpu)
+    own_matmul = options is not None and options.matmul == "own" and not gpu
+    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, own_matmul=own_matmul)
     builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
     builder.used |= {(r.name, r.number) for r in _refs(graph.outputs)}
     metas = [i.meta for i in graph.inputs]

@@ -15,6 +15,7 @@ from lowc.lowering import (
     distance,
     division,
     indexing,
+    matmul,
     pad,
     pool,
     pool_adaptive,
@@ -382,6 +383,16 @@ ASSERTS: dict[str, Callable[..., Any]] = {
     "aten.sym_constrain_range_for_size.default": asserts.nothing,
 }
 
+MATMUL: dict[str, Callable[..., Any]] = {
+    "aten.mm.default": matmul.mm,
+    "aten.addmm.default": matmul.addmm,
+    "aten.bmm.default": matmul.bmm,
+    "aten.baddbmm.default": matmul.baddbmm,
+    "aten.mv.default": matmul.mv,
+    "aten.addmv.default": matmul.addmv,
+    "aten.dot.default": matmul.dot,
+}
+
 TABLE: dict[str, Callable[..., Any]] = {
     **POINTWISE,
     **ACTIVATION,
@@ -390,6 +401,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     **REDUCTION,
     **INDEXING,
     **POOLING,
+    **MATMUL,
     **ASSERTS,
 }
 

@@ -215,8 +215,9 @@ def _reorder(loop: For, axes: tuple[str, ...]) -> tuple[Stmt, ...]:
         inner = inner[0].body
     if set(chain) != set(axes):
         raise ScheduleError(f"loops over {', '.join(axes)} are not directly nested")
+    own = {s.vars[0].name for s in statements(inner) if isinstance(s, Acc)}
     for stmt in statements(inner):
-        if isinstance(stmt, Update):
+        if isinstance(stmt, Update) and stmt.vars[0].name not in own:
             raise ScheduleError(f"reordering would change the order in which {stmt.vars[0].name} is updated")
     for name in reversed(axes):
         inner = (For(chain[name].axis, inner, chain[name].kind),)
@@ -245,10 +246,14 @@ def outer_rows(loop: For) -> list[Buffer]:
 
 
 def _row_loop(loop: For, row: Buffer) -> For | None:
-    """The loop inside ``loop`` whose axis is where each store to ``row`` goes."""
+    """The loop inside ``loop`` along whose axis each store to ``row`` goes, in rows that other loops inside number; None where
+    one of them is unrolled: such an array is registers, and there are none for a second one."""
     places = {s.index[0] for s in stores(loop.body) if s.buffer is row}
-    for stmt in statements(loop.body):
-        if isinstance(stmt, For) and places == {ix(stmt.axis)}:
+    inside = [s for s in statements(loop.body) if isinstance(s, For)]
+    axes = {s.axis for s in inside if s.kind.name != "unroll"}
+    for stmt in inside:
+        parts_ = [split(place, stmt.axis) for place in places]
+        if all(constant(step) == 1 and axes.issuperset(index_atoms(rest)) for step, rest in parts_):
             return stmt
     return None
 

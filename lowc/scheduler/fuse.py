@@ -4,7 +4,8 @@ Before: a kernel for the row maxima, one for the sums of exponentials, one for t
 three stages.  Joined are a producer with its consumer, and siblings that read the same large buffer, wherever ``merge`` can join
 their outer loops; the consumer's loops are first permuted or split (``i`` over B*S becomes ``i // S, i % S``) if that makes
 them those of the producer.  Bytes saved are what is loaded twice no more; refused is what would leave too few iterations to share
-among cores, or a kernel too large for registers and for linear compile time.
+among cores, or a kernel too large for registers and for linear compile time.  To a contraction only maps over its result join, as
+its epilogue.
 
 Precondition: a kernel's params are the module's own buffers.  Does not remove stores that have become useless
 (``forward``).  Near-linear: each kernel tries a bounded number of partners.
@@ -17,6 +18,7 @@ from lowc.ir.index import Axis, Index, Symbol, constant, ix
 from lowc.ir.nodes import Acc, Buffer, Extern, For, Kernel, Launch, Let, Module, Stmt, Store, Update
 from lowc.ir.walk import Substitution, loads, names, statements, stores
 from lowc.options import Options
+from lowc.scheduler import contraction
 from lowc.scheduler.merge import Cache, merge
 from lowc.scheduler.nest import chain, estimate, nested, numel, plain_axis, prune, step_reads, step_writes
 from lowc.scheduler.rename import apart, fresh
@@ -35,7 +37,7 @@ FEW = 16  # outer iterations below which a large kernel would starve the cores
 class _Group:
     """A step, or a kernel in the making: its body, its params, the names bound in it, the ops in it.
 
-    ``size`` counts statements, ``work`` the iterations of its largest nest.
+    ``size`` counts statements, ``work`` the iterations of its largest nest; ``contracts``: there are sums of products in it.
     """
 
     step: Launch | Extern
@@ -49,6 +51,7 @@ class _Group:
     name: str = ""
     size: int = 0
     work: int = 0
+    contracts: bool = False
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
@@ -71,6 +74,7 @@ def _group(step: Launch | Extern) -> _Group:
         group.names, group.origin, group.name = frozenset(names(kernel.body)), step.origin, kernel.name
         group.size = len(statements(kernel.body))
         group.work = _work(kernel.body)
+        group.contracts = contraction.has_products(kernel.body)
     return group
 
 
@@ -168,6 +172,8 @@ def _join(first: _Group, second: _Group, cache: Cache, target: Target) -> _Group
     mine = apart(second.body, set(first.names) | {p.name for p in first.params})
     for head, body in _variants(first.body, mine):
         block, joined = merge(head, body, cache)
+        if (first.contracts or second.contracts) and not _stays_contraction(block):
+            continue
         if (joined or _is_epilogue(second, first)) and _wide_enough(block, first, second, target):
             return _Group(
                 first.step,
@@ -181,8 +187,14 @@ def _join(first: _Group, second: _Group, cache: Cache, target: Target) -> _Group
                 _name(first.name, second.name),
                 first.size + second.size,
                 max(first.work, second.work),
+                first.contracts or second.contracts,
             )
     return None
+
+
+def _stays_contraction(block: Sequence[Stmt]) -> bool:
+    """Whether ``block`` is a contraction with an epilogue: its tiles are worth more than what any other join saves."""
+    return len(block) == 1 and isinstance(block[0], For) and contraction.find(block[0]) is not None
 
 
 def _is_epilogue(second: _Group, first: _Group) -> bool:
@@ -250,7 +262,9 @@ def _variants(a: Sequence[Stmt], b: tuple[Stmt, ...]) -> list[tuple[Sequence[Stm
         common += 1
     rest_a, rest_b = extents_a[common:], extents_b[common:]
     if rest_a and rest_b:
-        if pieces := _pieces(rest_b[0], rest_a):
+        if not common and contraction.has_products(a) and (count := _prefix(extents_b, extents_a[0])) > 1:
+            out.append((a, _collapsed(b, chain_b[:count])))
+        elif pieces := _pieces(rest_b[0], rest_a):
             out.append((a, _split(b, chain_b, common, pieces)))
         elif pieces := _pieces(rest_a[0], rest_b):
             out.append((_split(a, chain_a, common, pieces), b))
@@ -262,15 +276,22 @@ def _variants(a: Sequence[Stmt], b: tuple[Stmt, ...]) -> list[tuple[Sequence[Stm
 
 def _pieces(extent: Index, others: Sequence[Index]) -> list[Index]:
     """Extents, the leading ones of ``others``, into which a loop over ``extent`` can be split; empty if it cannot."""
-    total = ix(1)
-    for count, other in enumerate(others, 1):
-        total = total * other
-        if total == extent:
-            return list(others[:count]) if count > 1 else []
+    if (count := _prefix(others, extent)) > 1:
+        return list(others[:count])
     whole, part = constant(extent), constant(others[0])
     if whole is not None and part is not None and 1 < part < whole and whole % part == 0:
         return [others[0], ix(whole // part)]
     return []
+
+
+def _prefix(extents: Sequence[Index], product: Index) -> int:
+    """How many leading extents have that product, 0 if none."""
+    total = ix(1)
+    for count, extent in enumerate(extents, 1):
+        total = total * extent
+        if total == product:
+            return count
+    return 0
 
 
 def _split(body: Sequence[Stmt], nest: Sequence[For], at: int, extents: Sequence[Index]) -> tuple[Stmt, ...]:
@@ -285,6 +306,20 @@ def _split(body: Sequence[Stmt], nest: Sequence[For], at: int, extents: Sequence
         position = position * extent + axis
     inner = nested(axes, Substitution({loop.axis: position}).body(loop.body))
     return nested([f.axis for f in nest[:at]], inner) if at else inner
+
+
+def _collapsed(body: Sequence[Stmt], loops: Sequence[For]) -> tuple[Stmt, ...]:
+    """``body`` with its outermost ``loops`` as one loop: a contraction keeps its rows whole."""
+    total = ix(1)
+    for loop in loops:
+        total = total * loop.axis.extent
+    axis = Axis(fresh(f"{loops[0].axis.name}_0", names(body)), total)
+    place = Substitution()
+    after = total
+    for loop in loops:
+        after = after // loop.axis.extent
+        place.atoms[loop.axis] = ix(axis) // after % loop.axis.extent
+    return nested([axis], place.body(loops[-1].body))
 
 
 def _permuted(chain_a: list[For], a: Sequence[Stmt], chain_b: list[For], b: tuple[Stmt, ...]) -> tuple[Stmt, ...] | None:

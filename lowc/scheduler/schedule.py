@@ -9,7 +9,7 @@ is left to the call (``versions``).
 from lowc.errors import ScheduleError
 from lowc.ir.nodes import Kernel, Module
 from lowc.options import Options
-from lowc.scheduler import apply_simt, cascade, choose_simt
+from lowc.scheduler import apply_simt, cascade, choose_contraction, choose_simt, contract
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
 from lowc.scheduler.nest import expand_kernels, map_kernels
@@ -23,7 +23,8 @@ def run(module: Module, target: Target, options: Options) -> Module:
         return expand_kernels(module, lambda kernel: versions(kernel, lambda k: _simt(k, target)))
 
     def each(kernel: Kernel) -> Kernel:
-        kernel = scheduled(kernel, choose(kernel, target, options.threads))
+        tiled = _contraction(kernel, target, options.threads)
+        kernel = tiled or scheduled(kernel, choose(kernel, target, options.threads))
         return scheduled(kernel, cascade.choose(kernel))
 
     return map_kernels(module, each)
@@ -37,6 +38,19 @@ def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:
         except ScheduleError:
             continue
     return kernel
+
+
+def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None:
+    """``kernel`` by the first of its possible schedules as a contraction that is legal throughout, if there is one."""
+    for steps in choose_contraction.choices(kernel, target, threads):
+        new = kernel
+        try:
+            for step in steps:
+                new = contract.apply(new, step)
+        except ScheduleError:
+            continue
+        return new
+    return None
 
 
 def _simt(kernel: Kernel, target: Target) -> Kernel:

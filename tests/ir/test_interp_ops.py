@@ -144,6 +144,7 @@ EXACT: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
+    "product": torch.mul,
     "div": torch.div,
     "fmod": _fmod,
     "min": torch.minimum,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lowc.backends.llvm.builder import Builder
-from lowc.backends.x86.operations import Val, binary, const, select, splat
+from lowc.backends.x86.operations import Val, apply, binary, const, select, splat
 from lowc.backends.x86.reduce import across_lanes, combine, identities, lane, prefixes, repeat_last
 from lowc.errors import CodegenError
 from lowc.ir.index import Opaque, constant
@@ -155,8 +155,13 @@ def update(
     b: Builder, g: Group, copy: int, values: list[Val], mask: Val | None, inside: bool, ops: frozenset[str]
 ) -> None:
     """``values``, where ``mask`` holds, combined into copy number ``copy``.  ``inside``: a vector loop is
-    around.
+    around.  Two values for one accumulator are factors, the product of which is not rounded before it is added.
     """
+    if len(values) > len(g.vars):
+        if not g.scan and (not g.spread or inside):
+            _add_product(b, g, copy, values, mask, ops)
+            return
+        values = [binary(b, "mul", *values)]
     lanes = max([v.lanes for v in values] + [mask.lanes if mask is not None else 0])
     if g.scan and g.lanes:
         _scan(b, g, values, mask, ops)
@@ -175,6 +180,16 @@ def update(
     if mask is not None:
         new = [select(b, mask, n, o) for n, o in zip(new, old, strict=True)]
     g.copies[copy % len(g.copies)] = new
+
+
+def _add_product(
+    b: Builder, g: Group, copy: int, factors: list[Val], mask: Val | None, ops: frozenset[str]
+) -> None:
+    if max([f.lanes for f in factors] + [mask.lanes if mask is not None else 0]) > g.lanes:
+        raise CodegenError(f"lanes meet in {g.vars[0].name}")
+    (old,) = g.copies[copy % len(g.copies)]
+    new = apply(b, "fma", [*(splat(b, f, g.lanes) for f in factors), old], old.dtype, ops)
+    g.copies[copy % len(g.copies)] = [new if mask is None else select(b, mask, new, old)]
 
 
 def _in_first_lane(b: Builder, x: Val, neutral: Val) -> Val:

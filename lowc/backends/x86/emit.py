@@ -11,7 +11,7 @@ from lowc.backends.llvm.builder import Builder, ModuleText
 from lowc.backends.llvm.evaluation import evaluate_in_order
 from lowc.backends.llvm.types import constant as constant_text
 from lowc.backends.llvm.types import memory
-from lowc.backends.x86 import access, accumulators, parallel, transpose, vector
+from lowc.backends.x86 import access, accumulators, parallel, registers, transpose, vector
 from lowc.backends.x86.accumulators import Group
 from lowc.backends.x86.operations import Val, apply, binary, const, select, splat
 from lowc.backends.x86.reduce import across_lanes
@@ -106,6 +106,8 @@ class Emitter:
                 updated = [n for n in range(number + 1, len(body)) if _updates(body[n], name)]
                 if updated:
                     last.setdefault(updated[-1], []).append(group)
+            elif isinstance(stmt, Alloc) and (lanes := self.register_lanes(stmt, body[number + 1 :])):
+                registers.declare(self, stmt, lanes)
             elif not transpose.emit(self, stmt, body[number + 1 :]):
                 self.stmt(stmt)
             for group in last.get(number, ()):
@@ -129,7 +131,14 @@ class Emitter:
         else:
             raise CodegenError("no barriers on x86")
 
+    def register_lanes(self, stmt: Alloc, rest: Sequence[Stmt]) -> int:
+        """Lanes of the registers that local memory can be, 0 if it cannot."""
+        return 0 if self.r.lanes is not None else registers.width(stmt, rest)
+
     def store(self, stmt: Store) -> None:
+        if stmt.buffer.name in self.r.arrays:
+            registers.store(self, stmt)
+            return
         mask = None if stmt.mask is None else self.eval(stmt.mask)
         value = self.eval(stmt.value)
         access.store(self.r, stmt.buffer, stmt.index[0], value, mask, stmt.reducer)
@@ -142,7 +151,8 @@ class Emitter:
 
     def update(self, stmt: Update) -> None:
         group = self.r.groups[stmt.vars[0].name]
-        values = [self.eval(v) for v in stmt.values]
+        fused = registers.factors(self, stmt.values[0]) if stmt.reducer == "add" else None
+        values = fused or [self.eval(v) for v in stmt.values]
         mask = None if stmt.mask is None else self.eval(stmt.mask)
         if self.r.lanes is not None and group.lanes:
             mask = access.both(self.r, mask, self.r.lanes.mask)
@@ -213,15 +223,17 @@ class Emitter:
 
     def scoped(self, body: Sequence[Stmt]) -> None:
         """``body`` with names that end with it."""
-        variables, groups, laned = dict(self.r.variables), dict(self.r.groups), dict(self.r.laned)
+        r = self.r
+        before = dict(r.variables), dict(r.groups), dict(r.laned), dict(r.arrays)
         self.body(body)
-        self.r.variables, self.r.groups, self.r.laned = variables, groups, laned
+        r.variables, r.groups, r.laned, r.arrays = before
 
     def carried(self, body: Sequence[Stmt]) -> list[Group]:
-        """The accumulators from outside that ``body`` updates."""
+        """The accumulators and arrays of registers from outside that ``body`` updates."""
         inside = {s.vars[0].name for s in statements(body) if isinstance(s, Acc)}
         names = {s.vars[0].name: None for s in statements(body) if isinstance(s, Update)}
-        return [self.r.groups[n] for n in names if n not in inside]
+        arrays = {s.buffer.name: None for s in stores(body) if s.buffer.name in self.r.arrays}
+        return [*(self.r.groups[n] for n in names if n not in inside), *(self.r.arrays[n] for n in arrays)]
 
     # ------------------------------------------------------------ loops
 
@@ -304,6 +316,8 @@ class Emitter:
         if isinstance(expr, Var):
             return self.r.variable(expr.name)
         if isinstance(expr, Load):
+            if expr.buffer.name in self.r.arrays:
+                return registers.load(self, expr.buffer, expr.index[0])
             mask = None if expr.mask is None else self.memo[id(expr.mask)]
             return access.load(self.r, expr.buffer, expr.index[0], mask, expr.buffer.name in self.written)
         if isinstance(expr, FromIndex):

@@ -42,7 +42,7 @@ class Region:
     """Names in scope as operands: variables, accumulators, axes, pointers by buffer name, sizes.
 
     ``laned``: local buffers of which each lane has its own, as arrays of so many lanes.  ``tiles``: local
-    buffers that are vectors instead of memory, one for each row.  ``error``: where a
+    buffers that are vectors instead of memory, one for each row; ``arrays``: those that are registers.  ``error``: where a
     failed check is noted. ``scratch``: memory that masked-off stores go to.
     """
 
@@ -54,6 +54,7 @@ class Region:
     pointers: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, str] = field(default_factory=dict)
     groups: dict[str, accumulators.Group] = field(default_factory=dict)
+    arrays: dict[str, accumulators.Group] = field(default_factory=dict)
     laned: dict[str, int] = field(default_factory=dict)
     tiles: dict[str, list[str]] = field(default_factory=dict)
     lanes: Lanes | None = None

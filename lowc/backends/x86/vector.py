@@ -29,7 +29,7 @@ def emit(e: "Emitter", stmt: For) -> None:
     width = stmt.kind.width
     if width & (width - 1) or width > 64:
         raise CodegenError(f"a vector loop of {width} lanes")
-    flight = _flight(stmt)
+    in_flight = flight(stmt)
     groups = e.carried(stmt.body)
     widened: list[Group] = []
     scanned: list[Group] = []
@@ -44,22 +44,22 @@ def emit(e: "Emitter", stmt: For) -> None:
             accumulators.open_scan(e.b, group, width)
             scanned.append(group)
         else:
-            accumulators.widen(group, width, flight)
+            accumulators.widen(group, width, in_flight)
             widened.append(group)
-    _strips(e, stmt, groups, flight)
+    _strips(e, stmt, groups, in_flight)
     for group in widened:
         accumulators.narrow(e.b, group, e.r.ops)
     for group in scanned:
         accumulators.close_scan(e.b, group)
 
 
-def _flight(stmt: For) -> int:
+def flight(stmt: For) -> int:
     """Strips in flight: what the loop says, fewer if its body is large."""
     size = sum(isinstance(p, Op) for s in statements(stmt.body) for x in exprs(s) for p in parts(x))
-    flight = max(1, stmt.kind.interleave)
-    while flight > 1 and flight * size > LARGE:
-        flight //= 2
-    return flight
+    count = max(1, stmt.kind.interleave)
+    while count > 1 and count * size > LARGE:
+        count //= 2
+    return count
 
 
 def _check_scan(stmt: For, group: Group) -> None:
@@ -73,7 +73,7 @@ def _check_scan(stmt: For, group: Group) -> None:
         raise CodegenError(f"{group.vars[0].name} is read before its update in a vector loop")
 
 
-def _strips(e: "Emitter", stmt: For, groups: list[Group], flight: int) -> None:
+def _strips(e: "Emitter", stmt: For, groups: list[Group], in_flight: int) -> None:
     width, axis = stmt.kind.width, stmt.axis
     extent, least = constant(axis.extent), lower_bound(axis.extent)
     high = scalar_index(e.r, axis.extent)
@@ -83,7 +83,7 @@ def _strips(e: "Emitter", stmt: For, groups: list[Group], flight: int) -> None:
         ).text
         extent = None if extent is None else 0
     done = "0"
-    for count in (flight, 1) if flight > 1 else (1,):
+    for count in (in_flight, 1) if in_flight > 1 else (1,):
         step = count * width
         if extent is not None:
             end = str(extent // step * step)
@@ -96,7 +96,10 @@ def _strips(e: "Emitter", stmt: For, groups: list[Group], flight: int) -> None:
 
         def each(index: str, count: int = count) -> None:
             for n in range(count):
-                base = index if n == 0 else e.b.pure(f"add nsw i64 {index}, {n * width}")
+                if n == 0 or index.isdigit():  # a place that is known stays known
+                    base = index if n == 0 else str(int(index) + n * width)
+                else:
+                    base = e.b.pure(f"add nsw i64 {index}, {n * width}")
                 e.flight = (n, count)
                 _strip(e, stmt, base, None)
             e.flight = (0, 1)

@@ -1,0 +1,206 @@
+"""Choosing the Schedule of a contraction on a CPU: blocks for the cores, packed factors, tiles of registers.
+
+    Grid        blocks of rows x columns over the cores; a block's sums, and its packed factors, fit into half of the L2 cache
+    Outward     the sums of a block in an array
+    Split       the depth in slices, so that a panel of the packed factors stays near
+    Pack        a slice of each factor, in panels; but rows that are read along the depth stay where they are, if they fill tiles
+    Registers   tiles of as many sums as there are registers for
+
+What a block costs is estimated in cycles of a core that starts two multiply-adds in each.
+"""
+
+from dataclasses import dataclass
+
+from lowc.ir.index import Axis, constant
+from lowc.ir.nodes import PARALLEL, Expr, For, Kernel, Kind, Load
+from lowc.ir.walk import exprs
+from lowc.scheduler import choose_thin
+from lowc.scheduler.apply import Bind, Reorder, Split, Tile
+from lowc.scheduler.choose import PARALLEL_WORK
+from lowc.scheduler.choose_thin import Thin
+from lowc.scheduler.contract import Step
+from lowc.scheduler.contraction import Contraction, contiguous, find, innermost
+from lowc.scheduler.grid import Grid
+from lowc.scheduler.nest import estimate, weight
+from lowc.scheduler.outward import Outward
+from lowc.scheduler.pack import Pack
+from lowc.scheduler.registers import Registers
+from lowc.target import Target
+
+DEPTH = 512  # of a slice at most: panels of it stay in the L2 cache, and no sum has longer chains
+STACK = 900 << 10  # bytes of scratch memory at most
+COPY, TURN = 0.6, 0.9  # cycles for an element that is packed as it lies, or transposed
+STREAM = 0.05  # and for one that is read where it lies, while sums are formed
+START = 60.0  # and for each row that is packed, before memory follows
+SUM = 1.0  # and for a block's sum that is read and written
+CANDIDATES = 6  # tiles of registers that blocks are tried with
+LEAST = 8  # rows, and elements deep, below which packing does not pay
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a tile of registers and of a block: ``tile`` and ``block`` (rows, columns), and how deep a slice is.
+
+    ``direct``: rows are read where they are.
+    """
+
+    tile: tuple[int, int]
+    block: tuple[int, int]
+    depth: int
+    direct: bool
+
+
+def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, ...], ...]:
+    """Schedules for ``kernel`` if that is one contraction, best first; none if it is none or so small that none pays."""
+    if len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
+        return ()
+    found = find(kernel.body[0])
+    if found is None:
+        return ()
+    rows = 1 if found.rows is None else estimate(found.rows.axis.extent)
+    columns, depth = estimate(found.columns.axis.extent), estimate(found.depth.axis.extent)
+    lanes = target.vector_bits // found.left.dtype.bits
+    batch = [f for f in found.outer if f is not found.rows and f is not found.columns]
+    count = 1
+    for loop in batch:
+        count *= max(1, estimate(loop.axis.extent))
+    parallel = threads and target.cores > 1 and count * rows * columns * depth // lanes >= PARALLEL_WORK
+    kind, cores = (PARALLEL, target.cores) if parallel else (Kind(), 1)
+    found_plans: list[tuple[Step, ...]] = []
+    if depth >= LEAST:
+        found_plans.append(choose_thin.choose(Thin(found, tuple(batch), lanes, cores, kind), target))
+    if rows >= LEAST and columns >= lanes // 2 and depth >= LEAST:
+        found_plans.append(_plan(found, batch, _sizes(found, lanes, target, count, cores), lanes, kind))
+    return tuple(p for p in found_plans if p)
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def _sizes(found: Contraction, lanes: int, target: Target, batch: int, cores: int) -> Sizes:
+    """The tile, block and slice of the least cost."""
+    assert found.rows is not None
+    rows, columns, depth = (estimate(f.axis.extent) for f in (found.rows, found.columns, found.depth))
+    room = min(target.l2 * 7 // 10, STACK) // found.left.dtype.bytes
+    left = _packing(found.left, found.depth.axis, found.rows.axis)
+    right = _packing(found.right, found.columns.axis, found.depth.axis)
+    across_rows = _across_rows(found)
+    deeps = _deeps(found)
+    best: tuple[float, Sizes] | None = None
+    for cycles, tile in _tiles(rows, columns, lanes, target):
+        if across_rows and tile[0] & (tile[0] - 1):
+            continue  # as many lanes of a row are copied at a time
+        widths = _lengths(columns, tile[1])
+        for high in _lengths(rows, tile[0]):
+            direct = _direct(found, tile[0], high)
+            for wide in widths:
+                blocks = batch * -(-rows // high) * -(-columns // wide)
+                packing = wide * right + START + (high * STREAM if direct else high * left + START)
+                for deep in deeps:
+                    if high * wide + (high * (not direct) + wide) * deep > room:
+                        continue
+                    work = high * wide * (depth * cycles + SUM * (1 + -(-depth // deep))) + depth * packing
+                    total = -(-blocks // cores) * work
+                    if best is None or total < best[0]:
+                        best = total, Sizes(tile, (high, wide), deep, direct)
+    assert best is not None
+    return best[1]
+
+
+def _deeps(found: Contraction) -> list[int]:
+    """Lengths of slices to try: even shares of the depth."""
+    depth, known = estimate(found.depth.axis.extent), constant(found.depth.axis.extent) is not None
+    out: list[int] = []
+    for most in (DEPTH, DEPTH // 2):
+        slices = max(1, -(-depth // most))
+        deep = -(-depth // slices)
+        out.append(deep if slices == 1 and known else -(-deep // 16) * 16)
+    return list(dict.fromkeys(out))
+
+
+def _across_rows(found: Contraction) -> bool:
+    """Whether ``left`` lies along the rows, as in the gradient of a weight."""
+    assert found.rows is not None
+    return not contiguous(found.left, found.depth.axis) and contiguous(found.left, found.rows.axis)
+
+
+def _direct(found: Contraction, tile: int, block: int) -> bool:
+    """Whether the rows of ``left`` can be read where they are: as they lie in memory, and no tile hangs over their end."""
+    assert found.rows is not None
+    rows = constant(found.rows.axis.extent)
+    whole = rows is not None and rows % block == 0 and block % tile == 0
+    return whole and isinstance(found.left, Load) and found.left.mask is None and contiguous(found.left, found.depth.axis)
+
+
+def _packing(factor: Expr, axis: Axis, other: Axis) -> float:
+    return COPY if contiguous(factor, axis) or not contiguous(factor, other) else TURN
+
+
+def _lengths(extent: int, tile: int) -> list[int]:
+    """Lengths of blocks, whole tiles, that share ``extent`` evenly."""
+    tiles = -(-extent // tile)
+    found = {-(-tiles // parts_) * tile: None for parts_ in (*range(1, 17), *range(18, 33, 2), *range(36, 65, 4))}
+    return [n for n in found if n <= 1024 and (n >= 32 or n >= extent)] or [tile]
+
+
+def _tiles(rows: int, columns: int, lanes: int, target: Target) -> list[tuple[float, tuple[int, int]]]:
+    """The best tiles of registers, (rows, columns), with the cycles for a sum's multiply-add in each."""
+    spare = 1 if "fma" in target.ops else 2
+    loads = 0.9 if target.vector_bits == 512 else 2  # in a cycle
+    found: list[tuple[float, int, tuple[float, tuple[int, int]]]] = []
+    for high in range(1, 17):
+        for vectors in range(1, 9):
+            if high * vectors + vectors + spare > target.registers:
+                continue
+            cycles = max(high * vectors / 2, (high + vectors) / loads, 4.0) + 0.5
+            wide = vectors * lanes
+            total = -(-rows // high) * -(-columns // wide) * cycles
+            found.append((total, high + vectors, (cycles / (high * wide), (high, wide))))
+    found.sort()
+    near = [f for f in found if f[0] <= found[0][0] * 1.1]
+    whole = [f for f in near if rows % f[2][1][0] == 0]
+    powers = [f for f in found if f[2][1][0] in (4, 8, 16)]
+    return [entry for _, _, entry in (*near[:CANDIDATES], *whole[:CANDIDATES], *powers[:2])]
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def _plan(found: Contraction, batch: list[For], sizes: Sizes, lanes: int, kind: Kind) -> tuple[Step, ...]:
+    assert found.rows is not None
+    rows, columns, depth = found.rows.axis.name, found.columns.axis.name, found.depth.axis.name
+    order = (*(f.axis.name for f in batch), rows, columns)
+    plan: list[Step] = []
+    if order != tuple(f.axis.name for f in found.outer):
+        plan.append(Reorder(order))
+    plan.append(Grid(order, (*([1] * len(batch)), *sizes.block), kind))
+    plan.append(Outward((f"{rows}_i", f"{columns}_i"), sizes.block))
+    plan.append(Bind(f"{columns}_i", Kind("vector", lanes, "", _flight(found))))
+    deep = constant(found.depth.axis.extent)
+    if deep is None or deep > sizes.depth:
+        plan.append(Split(depth, sizes.depth))
+        depth = f"{depth}_i"
+    (tall, wide), (high, across) = sizes.tile, sizes.block
+    across_rows = _across_rows(found)
+    if not sizes.direct:
+        plan.append(Pack(depth, int(found.swapped), "a", tall if across_rows else 0, tall, (high, sizes.depth)))
+    plan.append(Pack(depth, int(not found.swapped), "b", wide, wide, (across, sizes.depth)))
+    plan.append(Registers(depth, tall, wide, lanes))
+    if across_rows:
+        plan.append(Reorder(("a_depth", "a_panel", "a_lane")))
+        plan.append(Bind("a_lane", Kind("vector", min(lanes, tall))))
+    elif not sizes.direct:
+        plan.append(Bind("a_depth", Kind("vector", lanes, "", 4)))
+    if contiguous(found.right, found.columns.axis):
+        plan.append(Reorder(("b_depth", "b_panel", "b_lane")))
+        plan.append(Bind("b_lane", Kind("vector", lanes, "", wide // lanes)))
+    elif contiguous(found.right, found.depth.axis) and min(estimate(found.columns.axis.extent), sizes.depth) >= lanes:
+        plan.append(Tile("b_depth", "b_lane", lanes, lanes, 1, True))
+    return tuple(plan)
+
+
+def _flight(found: Contraction) -> int:
+    """Strips of the epilogue in flight."""
+    block = innermost(found.outer[-1].body)
+    assert block is not None
+    return 4 if sum(weight(e) for s in block[2] for e in exprs(s)) <= 8 else 1

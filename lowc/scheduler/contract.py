@@ -1,0 +1,35 @@
+"""Carrying out the Schedule of a contraction: the primitives of ``apply``, and those that only contractions need."""
+
+from lowc.ir.nodes import Kernel
+from lowc.ir.walk import make_kernel, names
+from lowc.scheduler import apply as primitives
+from lowc.scheduler.apply import Primitive, at_loop
+from lowc.scheduler.dots import Dots, dots
+from lowc.scheduler.gather import Gather, gather
+from lowc.scheduler.grid import Grid, grid
+from lowc.scheduler.outward import Outward, outward
+from lowc.scheduler.pack import Pack, pack
+from lowc.scheduler.registers import Registers, registers
+
+Step = Primitive | Grid | Outward | Pack | Registers | Dots | Gather
+
+
+def apply(kernel: Kernel, step: Step) -> Kernel:
+    """``kernel`` with ``step`` carried out; raises ScheduleError if its meaning would not stay."""
+    body = kernel.body
+    taken = names(body) | {p.name for p in kernel.params}
+    if isinstance(step, Grid):
+        body = at_loop(body, step.axes[0], lambda loop: grid(loop, step, taken))
+    elif isinstance(step, Outward):
+        body = at_loop(body, step.axes[0], lambda loop: outward(loop, step, taken))
+    elif isinstance(step, Pack):
+        body = at_loop(body, step.axis, lambda loop: pack(loop, step, taken))
+    elif isinstance(step, Registers):
+        body = at_loop(body, step.axis, lambda loop: registers(loop, step, taken))
+    elif isinstance(step, Gather):
+        body = at_loop(body, step.axis, lambda loop: gather(loop, step, taken))
+    elif isinstance(step, Dots):
+        body = at_loop(body, step.axis, lambda loop: dots(loop, step, taken))
+    else:
+        return primitives.apply(kernel, (step,))
+    return make_kernel(kernel.name, body, kernel.params)

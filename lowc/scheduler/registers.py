@@ -1,0 +1,112 @@
+"""The primitive ``Registers``: products added to an array in memory are first summed in a tile of registers.
+
+    for k in 256 { for i in 128 { for j in 96 { s[i*96 + j] add= product(x, y) } } }
+      →  for j_t in 2 { for i_t in 16 {
+           alloc tile: f32[384] @local = add
+           for k in 256 {
+             alloc line: f32[48] @local
+             for j_l in 48 vector(16, 3) { line[j_l] = y }
+             for i_r in 8 unroll(8) { x_r = x; for j_r in 48 vector(16, 3) { tile[i_r*48 + j_r] add= product(x_r, line[j_r]) } }
+           }
+           for i_s in 8 unroll(8) { for j_s in 48 vector(16, 3) { s[…] add= tile[i_s*48 + j_s] } } } }
+
+A backend keeps ``tile`` and ``line`` in registers, as all places in them are known once loops are unrolled.  Tiles are always
+whole: where one hangs over the edge of the loops, memory must go on (what is packed, and the array, have room).
+"""
+
+from dataclasses import dataclass
+
+from lowc.errors import ScheduleError
+from lowc.ir.index import Axis, Index, constant, ix, lower_bound, mod, upper_bound
+from lowc.ir.nodes import Alloc, Buffer, Expr, For, Kind, Let, Load, Op, Stmt, Store, Var
+from lowc.ir.walk import Substitution, free_atoms, parts
+from lowc.scheduler.contraction import is_product
+from lowc.scheduler.nest import chain
+from lowc.scheduler.rename import fresh
+
+
+@dataclass(frozen=True, slots=True)
+class Registers:
+    """The loop over ``axis`` is around loops over rows and columns; a tile has ``rows`` and ``columns`` of them, in vectors of
+    ``lanes``."""
+
+    axis: str
+    rows: int
+    columns: int
+    lanes: int
+
+
+def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
+    """``loop`` as loops over tiles; raises ScheduleError."""
+    loops = chain((loop,))
+    add = loops[-1].body[0]
+    if len(loops) != 3 or len(loops[-1].body) != 1 or not isinstance(add, Store) or not is_product(add.value):
+        raise ScheduleError(f"the loop over {step.axis} adds no product to an array along two axes")
+    i, j = loops[1].axis, loops[2].axis
+    value = add.value
+    assert isinstance(value, Op)
+    used = [free_atoms(a) for a in value.args]
+    left = 0 if j not in used[0] else 1
+    if j in used[left] or i in used[1 - left] or add.reducer != "add" or add.mask is not None:
+        raise ScheduleError("each factor must belong to the rows or to the columns")
+    vectors = Kind("vector", step.lanes, "", step.columns // step.lanes)
+    unroll = Kind("unroll", step.rows)
+
+    def axis(of: Axis, suffix: str, extent: Index | int) -> Axis:
+        return Axis(fresh(f"{of.name}_{suffix}", taken), ix(extent))
+
+    above = axis(i, "t", (i.extent + (step.rows - 1)) // step.rows)
+    beside = axis(j, "t", (j.extent + (step.columns - 1)) // step.columns)
+
+    def at(row: Axis | None, column: Axis | None) -> Substitution:
+        place = Substitution()
+        if row is not None:
+            place.atoms[i] = ix(above) * step.rows + row
+        if column is not None:
+            place.atoms[j] = ix(beside) * step.columns + column
+        return place
+
+    tile = Buffer(fresh("tile", taken), add.buffer.dtype, (ix(step.rows * step.columns),), (ix(1),), "local")
+    line = Buffer(fresh("line", taken), value.dtype, (ix(step.columns),), (ix(1),), "local")
+    filled, row, column = axis(j, "l", step.columns), axis(i, "r", step.rows), axis(j, "r", step.columns)
+    one = Var(fresh(f"{i.name}_x", taken), value.dtype)
+    x, y = at(row, None).expr(value.args[left]), at(None, filled).expr(value.args[1 - left])
+    product = Op("product", (one, Load(line, (ix(column),))), value.dtype)
+    deep: tuple[Stmt, ...] = (
+        Alloc(line),
+        For(filled, (Store(line, (ix(filled),), y),), vectors),
+        For(
+            row,
+            (
+                Let(one, x),
+                For(column, (Store(tile, (ix(row) * step.columns + column,), product, None, "add"),), vectors),
+            ),
+            unroll,
+        ),
+    )
+    down, across = axis(i, "s", step.rows), axis(j, "s", step.columns)
+    place = at(down, across).index(add.index[0])
+    done = Store(add.buffer, (place,), Load(tile, (ix(down) * step.columns + across,)), None, "add")
+    _inside(add.buffer, place)
+    for expr, extent, size in ((x, i.extent, step.rows), (y, j.extent, step.columns)):
+        if mod(extent, ix(size)).terms:
+            _loads_inside(expr)
+    body: tuple[Stmt, ...] = (
+        Alloc(tile, "add"),
+        For(loop.axis, deep, loop.kind),
+        For(down, (For(across, (done,), vectors),), unroll),
+    )
+    return (For(beside, (For(above, body),)),)
+
+
+def _loads_inside(expr: Expr) -> None:
+    for part in parts(expr):
+        if isinstance(part, Load):
+            _inside(part.buffer, part.index[0])
+
+
+def _inside(buffer: Buffer, place: Index) -> None:
+    """Raises ScheduleError unless ``place`` is surely one of the buffer's."""
+    size, low, high = constant(buffer.shape[0]), lower_bound(place), upper_bound(place)
+    if size is None or low is None or high is None or low < 0 or high >= size:
+        raise ScheduleError(f"tiles of registers reach beyond {buffer.name}")
