@@ -191,8 +191,10 @@ def _spread(loop: For, step: Spread, taken: set[str]) -> For:
     known = constant(extent)
     most = upper_bound(extent)
     chunk = step.threads * step.lanes
-    exact = known is not None or most is None or step.grid
-    turns = (extent + (chunk - 1)) // chunk if exact else ix(-(-most // chunk))
+    if known is not None or most is None or step.grid:
+        turns, exact = (extent + (chunk - 1)) // chunk, True
+    else:
+        turns, exact = ix(-(-most // chunk)), False  # as many as there may be, so that rows lie in registers
     turn = Axis(fresh(f"{name}_o", taken), turns)
     single = constant(turns) == 1
     at: Index = ix(0) if single else ix(turn)
