@@ -40,6 +40,14 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
     return decomposition_table[torch.ops.aten.roll.default](self, shifts, dims).contiguous()
 
 
+def index_fill(x: Tensor, dim: int, index: Tensor, value: complex | Tensor) -> Tensor:
+    """torch's own copies in place where strides differ, which AOTAutograd of torch 2.11 refuses."""
+    flat = x.unsqueeze(0) if x.dim() == 0 else x
+    filling = value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
+    places = [None] * (dim % flat.dim()) + [index.reshape(-1)]
+    return torch.ops.aten.index_put.default(flat, places, filling).reshape(x.shape)
+
+
 def take(self: Tensor, index: Tensor) -> Tensor:
     """torch's own reads a 0-dim index as a number, which a graph does not know."""
     return torch.ops.aten.index.Tensor(self.reshape(-1), [index])
@@ -111,6 +119,8 @@ OWN: dict[str, Callable[..., Any]] = {
     "channel_shuffle.default": channel_shuffle,
     "roll.default": roll,
     "take.default": take,
+    "index_fill.int_Scalar": index_fill,
+    "index_fill.int_Tensor": index_fill,
     "glu_backward.default": glu_backward,
     "_conj.default": conj,
     "_neg_view.default": neg_view,
@@ -151,8 +161,8 @@ TORCHS = """
     upsample_nearest2d.vec upsample_nearest3d.default upsample_nearest3d.vec upsample_bilinear2d.default
     upsample_bilinear2d.vec zero.default zeros.default zeros_like.default
     _chunk_cat.default _unsafe_masked_index.default _unsafe_masked_index_put_accumulate.default
-    col2im.default dist.default im2col.default index_copy.default index_fill.int_Scalar
-    index_fill.int_Tensor isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor ldexp.Tensor
+    col2im.default dist.default im2col.default index_copy.default
+    isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor ldexp.Tensor
     linspace.Scalar_Tensor linspace.Tensor_Scalar linspace.Tensor_Tensor logspace.default logspace.Scalar_Tensor
     logspace.Tensor_Scalar logspace.Tensor_Tensor multi_margin_loss.default multilabel_margin_loss_forward.default
     narrow_copy.default renorm.default tril_indices.default triu_indices.default unfold_backward.default

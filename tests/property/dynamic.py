@@ -13,6 +13,7 @@ import random
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from multiprocessing import get_context
 from unittest.mock import patch
 
 from lowc.ir.index import constant, evaluate
@@ -99,7 +100,8 @@ def main() -> int:
     chosen = parser.parse_args()
     seeds = range(chosen.first, chosen.first + chosen.graphs)
     wrong = 0
-    with ProcessPoolExecutor(chosen.jobs) as pool:
+    # a fork would have torch's threads in any state
+    with ProcessPoolExecutor(chosen.jobs, get_context("spawn")) as pool:
         every = len(seeds)
         results = pool.map(report, seeds, [chosen.sizes] * every, [chosen.kind] * every, chunksize=8)
         for done, (seed, what) in enumerate(results, 1):

@@ -176,18 +176,35 @@ def compare(program: Program, ours: Ran, eager: Ran) -> Verdict:
     for number in suspects:
         name = name_of(program, eager, number)
         if number < eager.forward and name not in tainted:
+            if _as_in_double(program, ours, number):
+                continue
             detail = _shown(ours.values[number], eager.values[number], _differs(ours.values[number], eager.values[number]))
             return Verdict("wrong", f"{describe(program, eager, number)}: exact, but {detail}")
+    suspects = [n for n in suspects if n >= eager.forward or name_of(program, eager, n) in tainted]
     with _double():
         try:
             exact, noisy = wide_runs(program, RUNS)
+            found = _judged(program, ours, eager, suspects, exact, noisy)
+            if found:  # a choice that turns over seldom may have escaped a few runs
+                exact, noisy = wide_runs(program, 5 * RUNS)
+                found = _judged(program, ours, eager, suspects, exact, noisy)
         except Exception as error:
             return Verdict("right", f"not judged: {_say(error)}")
-        found = _judged(program, ours, eager, suspects, exact, noisy)
-        if found:  # a choice that turns over seldom may have escaped a few runs
-            exact, noisy = wide_runs(program, 5 * RUNS)
-            found = _judged(program, ours, eager, suspects, exact, noisy)
     return Verdict("wrong", found) if found else Verdict("right")
+
+
+def _as_in_double(program: Program, ours: Ran, number: int) -> bool:
+    """Whether a result of exact ops is what float64 gives, so that eager's own code is what differs.
+
+    Its fmod by a denormal number is NaN on some processors.
+    """
+    with _double():
+        try:
+            exact, _ = wide_runs(program, 1)
+        except Exception:
+            return False
+    value, mine = exact.values[number], ours.values[number]
+    return value is not None and mine is not None and mine.is_floating_point() and _same(mine, value.to(mine.dtype))
 
 
 def _judged(program: Program, ours: Ran, eager: Ran, suspects: list[int], exact: Ran, noisy: list[Ran]) -> str:
