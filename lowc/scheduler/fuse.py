@@ -263,11 +263,11 @@ def _variants(a: Sequence[Stmt], b: tuple[Stmt, ...]) -> list[tuple[Sequence[Stm
     rest_a, rest_b = extents_a[common:], extents_b[common:]
     if rest_a and rest_b:
         if not common and contraction.has_products(a) and (count := _prefix(extents_b, extents_a[0])) > 1:
-            out.append((a, _collapsed(b, chain_b[:count])))
+            out.append((a, _collapsed(chain_b[:count], names((*a, *b)))))
         elif pieces := _pieces(rest_b[0], rest_a):
-            out.append((a, _split(b, chain_b, common, pieces)))
+            out.append((a, _split(chain_b, common, pieces, names((*a, *b)))))
         elif pieces := _pieces(rest_a[0], rest_b):
-            out.append((_split(a, chain_a, common, pieces), b))
+            out.append((_split(chain_a, common, pieces, names((*a, *b))), b))
     out.append((a, b))
     if (permuted := _permuted(chain_a, a, chain_b, b)) is not None:
         out.append((a, permuted))
@@ -294,9 +294,8 @@ def _prefix(extents: Sequence[Index], product: Index) -> int:
     return 0
 
 
-def _split(body: Sequence[Stmt], nest: Sequence[For], at: int, extents: Sequence[Index]) -> tuple[Stmt, ...]:
-    """``body``, the loops ``nest`` one in another, with the one at ``at`` as a nest of ``extents``."""
-    taken = names(body)
+def _split(nest: Sequence[For], at: int, extents: Sequence[Index], taken: set[str]) -> tuple[Stmt, ...]:
+    """The loops ``nest``, one in another, with the one at ``at`` as a nest of ``extents``."""
     axes: list[Axis] = []
     position = ix(0)
     loop = nest[at]
@@ -308,12 +307,12 @@ def _split(body: Sequence[Stmt], nest: Sequence[For], at: int, extents: Sequence
     return nested([f.axis for f in nest[:at]], inner) if at else inner
 
 
-def _collapsed(body: Sequence[Stmt], loops: Sequence[For]) -> tuple[Stmt, ...]:
-    """``body`` with its outermost ``loops`` as one loop: a contraction keeps its rows whole."""
+def _collapsed(loops: Sequence[For], taken: set[str]) -> tuple[Stmt, ...]:
+    """The nested ``loops`` as one loop: a contraction keeps its rows whole."""
     total = ix(1)
     for loop in loops:
         total = total * loop.axis.extent
-    axis = Axis(fresh(f"{loops[0].axis.name}_0", names(body)), total)
+    axis = Axis(fresh(f"{loops[0].axis.name}_0", taken), total)
     place = Substitution()
     after = total
     for loop in loops:
