@@ -40,6 +40,11 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
     return decomposition_table[torch.ops.aten.roll.default](self, shifts, dims).contiguous()
 
 
+def zeros(size: Sequence[int], **options: Any) -> Tensor:
+    """Zeros that lie in memory.  ATen's have none, and a kernel that reads them ends the process."""
+    return torch.zeros(size, **options)
+
+
 def index_fill(x: Tensor, dim: int, index: Tensor, value: complex | Tensor) -> Tensor:
     """torch's own copies in place where strides differ, which AOTAutograd of torch 2.11 refuses."""
     flat = x.unsqueeze(0) if x.dim() == 0 else x
@@ -119,6 +124,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "channel_shuffle.default": channel_shuffle,
     "roll.default": roll,
     "take.default": take,
+    "_efficientzerotensor.default": zeros,
     "index_fill.int_Scalar": index_fill,
     "index_fill.int_Tensor": index_fill,
     "glu_backward.default": glu_backward,
@@ -127,9 +133,10 @@ OWN: dict[str, Callable[..., Any]] = {
 }
 
 # Taken apart even where lowering has a kernel: the fake tensor of the whole op has other strides than eager, which everything
-# after it would inherit; lazily conjugated or negated tensors cannot be imported; and a backward pass needs less than the result.
+# after it would inherit; lazily conjugated or negated tensors, and zeros without memory, cannot be read; and a backward pass needs
+# less than the result.
 ALWAYS = frozenset(
-    f"aten.{name}.default" for name in ("roll", "channel_shuffle", "_conj", "_neg_view", "_log_softmax")
+    f"aten.{name}.default" for name in ("roll", "channel_shuffle", "_conj", "_neg_view", "_log_softmax", "_efficientzerotensor")
 )
 
 TORCHS = """

@@ -196,7 +196,7 @@ def diagonal_scatter(
         along = c[first] if offset >= 0 else c[first] + offset
         hit = op("eq", b.index(c[second] - c[first]), b.index(ix(offset)))
         mask = b.let(both(b.inside(along, ZERO, length), hit) or hit)
-        return select(mask, b.load(src, (*(c[d] for d in rest), along), mask), b.load(self, c))
+        return select(mask, cast(b.load(src, (*(c[d] for d in rest), along), mask), self.dtype), b.load(self, c))
 
     return b.map(out, element)
 
