@@ -133,8 +133,8 @@ OWN: dict[str, Callable[..., Any]] = {
 }
 
 # Taken apart even where lowering has a kernel: the fake tensor of the whole op has other strides than eager, which everything
-# after it would inherit; lazily conjugated or negated tensors, and zeros without memory, cannot be read; and a backward pass needs
-# less than the result.
+# after it would inherit; lazily conjugated or negated tensors, and zeros without memory, cannot be read; and a backward pass
+# needs less than the result.
 ALWAYS = frozenset(
     f"aten.{name}.default" for name in ("roll", "channel_shuffle", "_conj", "_neg_view", "_log_softmax", "_efficientzerotensor")
 )
