@@ -34,7 +34,7 @@ from lowc.ir.walk import (
 )
 from lowc.scheduler import apply as common
 from lowc.scheduler.apply import at_loop, conflict
-from lowc.scheduler.nest import depends, numel
+from lowc.scheduler.nest import depends, one_loop
 from lowc.scheduler.rename import fresh
 
 BLOCK = Kind("block")
@@ -151,7 +151,7 @@ def _flatten(loop: For, step: Flatten, taken: set[str]) -> For:
     for each in nest:
         if depends(each, nest):
             raise ScheduleError(f"the extent of {each.axis.name} depends on another axis")
-    flat = joined(nest, step.name, taken)
+    flat = one_loop(nest, step.name, taken)
     independent = not any(conflict_of_threads(each) for each in nest)
     return For(flat.axis, flat.body, PARALLEL) if independent else flat
 
@@ -168,17 +168,6 @@ def sunk(nest: For, lets: Sequence[Stmt]) -> tuple[For, ...]:
     if len(nest.body) == 1 and isinstance(nest.body[0], For):
         return (For(nest.axis, sunk(nest.body[0], lets), nest.kind),)
     return (For(nest.axis, (*lets, *nest.body), nest.kind),)
-
-
-def joined(nest: Sequence[For], name: str, taken: set[str]) -> For:
-    """One loop over ``name`` for directly nested loops whose extents do not depend on one another."""
-    flat = Axis(fresh(name, taken), numel([each.axis.extent for each in nest]))
-    rest: Index = ix(flat)
-    where = Substitution()
-    for each in reversed(nest):
-        where.atoms[each.axis] = rest if each is nest[0] else mod(rest, each.axis.extent)
-        rest = floordiv(rest, each.axis.extent)
-    return For(flat, where.body(nest[-1].body))
 
 
 def _spread(loop: For, step: Spread, taken: set[str]) -> For:

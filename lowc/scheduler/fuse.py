@@ -20,7 +20,17 @@ from lowc.ir.walk import Substitution, loads, names, statements, stores
 from lowc.options import Options
 from lowc.scheduler import contraction
 from lowc.scheduler.merge import Cache, merge
-from lowc.scheduler.nest import chain, estimate, nested, numel, plain_axis, prune, step_reads, step_writes
+from lowc.scheduler.nest import (
+    chain,
+    estimate,
+    nested,
+    numel,
+    one_loop,
+    plain_axis,
+    prune,
+    step_reads,
+    step_writes,
+)
 from lowc.scheduler.rename import apart, fresh
 from lowc.target import Target
 
@@ -263,7 +273,8 @@ def _variants(a: Sequence[Stmt], b: tuple[Stmt, ...]) -> list[tuple[Sequence[Stm
     rest_a, rest_b = extents_a[common:], extents_b[common:]
     if rest_a and rest_b:
         if not common and contraction.has_products(a) and (count := _prefix(extents_b, extents_a[0])) > 1:
-            out.append((a, _collapsed(chain_b[:count], names((*a, *b)))))
+            # a contraction keeps its rows whole
+            out.append((a, (one_loop(chain_b[:count], f"{chain_b[0].axis.name}_0", names((*a, *b))),)))
         elif pieces := _pieces(rest_b[0], rest_a):
             out.append((a, _split(chain_b, common, pieces, names((*a, *b)))))
         elif pieces := _pieces(rest_a[0], rest_b):
@@ -305,20 +316,6 @@ def _split(nest: Sequence[For], at: int, extents: Sequence[Index], taken: set[st
         position = position * extent + axis
     inner = nested(axes, Substitution({loop.axis: position}).body(loop.body))
     return nested([f.axis for f in nest[:at]], inner) if at else inner
-
-
-def _collapsed(loops: Sequence[For], taken: set[str]) -> tuple[Stmt, ...]:
-    """The nested ``loops`` as one loop: a contraction keeps its rows whole."""
-    total = ix(1)
-    for loop in loops:
-        total = total * loop.axis.extent
-    axis = Axis(fresh(f"{loops[0].axis.name}_0", taken), total)
-    place = Substitution()
-    after = total
-    for loop in loops:
-        after = after // loop.axis.extent
-        place.atoms[loop.axis] = ix(axis) // after % loop.axis.extent
-    return nested([axis], place.body(loops[-1].body))
 
 
 def _permuted(chain_a: list[For], a: Sequence[Stmt], chain_b: list[For], b: tuple[Stmt, ...]) -> tuple[Stmt, ...] | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import cast
 
-from lowc.ir.index import Axis, Index, Opaque, Symbol, constant, depends_on, evaluate, ix
+from lowc.ir.index import Axis, Index, Opaque, Symbol, constant, depends_on, evaluate, floordiv, ix, mod
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import (
     Buffer,
@@ -27,7 +27,8 @@ from lowc.ir.nodes import (
     View,
 )
 from lowc.ir.ops import MATHS
-from lowc.ir.walk import children, loads, stores
+from lowc.ir.walk import Substitution, children, loads, stores
+from lowc.scheduler.rename import fresh
 
 HINT = 64  # stands in for a symbol of which only the range is known, as one that comes from data
 
@@ -274,6 +275,17 @@ def chain(body: Sequence[Stmt]) -> list[For]:
         found.append(body[0])
         body = body[0].body
     return found
+
+
+def one_loop(nest: Sequence[For], name: str, taken: set[str]) -> For:
+    """One loop over ``name`` for directly nested loops whose extents do not depend on one another."""
+    flat = Axis(fresh(name, taken), numel([each.axis.extent for each in nest]))
+    rest: Index = ix(flat)
+    where = Substitution()
+    for each in reversed(nest):
+        where.atoms[each.axis] = rest if each is nest[0] else mod(rest, each.axis.extent)
+        rest = floordiv(rest, each.axis.extent)
+    return For(flat, where.body(nest[-1].body))
 
 
 def touched(body: Sequence[Stmt]) -> list[Load | Store]:

@@ -49,9 +49,9 @@ from lowc.ir.walk import (
     stores,
 )
 from lowc.options import Options
-from lowc.scheduler.apply_simt import conflict_of_threads, is_scan, joined, sunk
+from lowc.scheduler.apply_simt import conflict_of_threads, is_scan, sunk
 from lowc.scheduler.choose_simt import blocks_of_columns, is_column
-from lowc.scheduler.nest import chain, depends, estimate, iterations, nested, numel
+from lowc.scheduler.nest import chain, depends, estimate, iterations, nested, numel, one_loop
 from lowc.scheduler.rename import apart, fresh
 from lowc.target import Target
 
@@ -484,7 +484,7 @@ def _flat(stage: For, taken: set[str]) -> For:
         if depends(loop, loops):
             break
         loops.append(loop)
-    return stage if len(loops) == 1 else joined(loops, f"{stage.axis.name}_f", taken)
+    return stage if len(loops) == 1 else one_loop(loops, f"{stage.axis.name}_f", taken)
 
 
 def _renamed(place: Substitution, body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:

@@ -43,6 +43,8 @@ def versions(kernel: Kernel, schedule: Callable[[Kernel], Kernel]) -> tuple[Kern
     best, known = plain, dict[Symbol, int]()
     lanes = _most_lanes(kernel)
     for number in (lanes, *TILES):
+        if number == lanes and _width(best) >= lanes:
+            continue
         if number > lanes and not (_ragged(best) and _tiled(best)):
             break
         fitting = [s for s in symbols[:MOST] if number == lanes or (s.hint or 1) % number == 0]
