@@ -24,6 +24,7 @@ from lowc.frontend.importer import import_graph
 from lowc.frontend.outside import with_python_numbers
 from lowc.frontend.random import replace_random_ops
 from lowc.frontend.recompiles import log_recompile
+from lowc.frontend.subgraphs import calls_functions, compile_pieces
 from lowc.ir.graph import Graph
 
 log = logging.getLogger("lowc.frontend")
@@ -94,6 +95,8 @@ def compile_fx_graph(
         replace_random_ops(gm.graph)
     merge_equal_nodes(gm.graph)
     gm.graph.eliminate_dead_code()
+    if calls_functions(gm):
+        return _boxed(compile_pieces(gm, lambda piece: compile_fx_graph(piece, name, compile_graph, strict=strict)))
     try:
         graph, constants = _imported(gm, name, strict)
         compiled = compile_graph(graph, constants)
