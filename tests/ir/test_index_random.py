@@ -131,4 +131,4 @@ def test_products_of_what_is_at_least_one() -> None:
     half = (ix(columns) + 1) // 2
     assert lower_bound(half * rows - rows) == 0
     assert lower_bound((half * rows - rows) // 64) == 0
-    assert lower_bound(minimum(ix(columns), ix(4)) * rows - rows * 2) is None
+    assert lower_bound(minimum(ix(columns), ix(4)) * rows - ix(rows) * 2) is None
