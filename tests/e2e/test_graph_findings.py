@@ -1,0 +1,78 @@
+"""Regressions that random graphs (``python -m tests.property.graphs``) found."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lowc.dynamo import lowc_backend
+
+STRICT = {"strict_errors": True}
+
+
+def compiled(f: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(f, backend=lowc_backend, options=STRICT, dynamic=dynamic)
+
+
+def gradient(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    given = x.clone().requires_grad_()
+    out = f(given)
+    return torch.autograd.grad(out, given, torch.ones_like(out))[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("reduce", ["amin", "amax", "sum"])
+def test_a_sum_beside_a_scatter(dtype: torch.dtype, reduce: str) -> None:
+    """A sum of all elements was shared among the cores with the scatter in its loop, whose elements then met."""
+
+    def f(x: Tensor, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        return x.scatter_reduce(0, index, source, reduce), source.sum()
+
+    n = 1 << 18
+    index = torch.arange(n).flip(0) % 7
+    x, source = torch.zeros(7, dtype=dtype), torch.ones(n, dtype=dtype)
+    if reduce != "sum":
+        source = ((torch.arange(n) * 37) % 211 - 100).to(dtype)
+    ours = compiled(f)
+    for _ in range(5):
+        a, b = ours(x, index, source), f(x, index, source)
+        exact = x.double().scatter_reduce(0, index, source.double(), reduce).to(dtype)
+        assert torch.equal(a[0], exact) and torch.equal(a[1], b[1])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_of_a_permuted_tensor_that_was_written_to(dynamic: bool) -> None:
+    """AOTAutograd replays the view of what ``index_add`` gave, whose strides do not allow it."""
+
+    def f(x: Tensor, index: Tensor, source: Tensor) -> Tensor:
+        places = torch.max(x, -2).indices
+        seen = places.view([-1, 1, 1])
+        places.permute([2, 0, 1]).index_add_(0, index, source)
+        return seen
+
+    ours = compiled(f, dynamic)
+    for rows, columns in ((9, 17), (5, 13)):
+        x = torch.randn(rows, 1, 9, columns)
+        index, source = torch.randint(0, columns, (3,)), torch.arange(3 * rows).view(3, rows, 1)
+        assert torch.equal(ours(x, index, source), f(x, index, source))
+
+
+@pytest.mark.parametrize("f", [F.elu, F.selu, lambda x: F.celu(x, 0.5)])
+def test_the_gradient_of_elu_at_nan_is_nan(f: Callable[[Tensor], Tensor]) -> None:
+    x = torch.linspace(-3, 3, 64)
+    x[::5] = float("nan")
+    torch.testing.assert_close(gradient(compiled(f), x), gradient(f, x), equal_nan=True)
+
+
+def test_the_gradient_of_elu_in_place() -> None:
+    """Made of the result, not of the input."""
+    x = torch.linspace(-3, 3, 64)
+
+    def f(x: Tensor) -> Tensor:
+        return F.elu(x * 2, 1.5, inplace=True)
+
+    torch.testing.assert_close(gradient(compiled(f), x), gradient(f, x))
