@@ -76,3 +76,41 @@ def test_the_gradient_of_elu_in_place() -> None:
         return F.elu(x * 2, 1.5, inplace=True)
 
     torch.testing.assert_close(gradient(compiled(f), x), gradient(f, x))
+
+
+def _quotient(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    z = x / y
+    y.mul_(2)
+    return z * w
+
+
+def _quotient_of_a_view(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    z = x / y.t()
+    y.mul_(2)
+    return z * w
+
+
+def _both_written(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    z = torch.softmax(x * y.flatten(), 1)
+    y.add_(1)
+    x.zero_()
+    return z * w
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("f", [_quotient, _quotient_of_a_view, _both_written])
+def test_the_backward_pass_sees_inputs_as_they_were(f: Callable[..., Tensor], step: int, dynamic: bool) -> None:
+    """The small factors, which are inputs, are kept instead of what is made of them, and written to afterwards.  (Backends
+    ``aot_eager`` and ``inductor`` see them as they are then.)"""
+    ours = compiled(f, dynamic)
+    for n in (16, 24):
+        results = []
+        for call in (ours, f):
+            torch.manual_seed(n)
+            x, y = torch.rand(n, step)[:, :1] + 1, torch.rand(1, n * step)[:, ::step] + 1
+            y = y.t().contiguous() if f is _quotient_of_a_view else y
+            w = torch.ones(n, n, requires_grad=True)
+            results.append((*torch.autograd.grad(call(x, y, w).sum(), w), x, y))
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
