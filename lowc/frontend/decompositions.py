@@ -66,6 +66,20 @@ def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
     return torch.cat((grad, (1 - gate) * grad * a), dim).to(self.dtype).contiguous()
 
 
+def unfold_backward(grad: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Tensor:
+    """Where windows do not overlap, elements in their places, with zeros between: a sum from 0 on, torch's own, loses the sign of a
+    zero, which matters where memory is written through ``unfold``."""
+    if not input_sizes or step < size:
+        from torch._decomp import decomposition_table
+
+        return decomposition_table[torch.ops.aten.unfold_backward.default](grad, input_sizes, dim, size, step)
+    dim %= len(input_sizes)
+    inner = len(input_sizes) - dim - 1
+    windows = torch.constant_pad_nd(grad.movedim(-1, dim + 1), [0, 0] * inner + [0, step - size])
+    flat = torch.constant_pad_nd(windows.flatten(dim, dim + 1), [0, 0] * inner + [0, size])
+    return flat.narrow(dim, 0, input_sizes[dim]).contiguous()
+
+
 def conj(self: Tensor | complex) -> Tensor:
     """Not lazily.  A gradient formula conjugates Python numbers too; what it multiplies then is complex already, so the 0-d
     tensor of the widest dtype takes part without changing any dtype."""
@@ -125,6 +139,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "roll.default": roll,
     "take.default": take,
     "_efficientzerotensor.default": zeros,
+    "unfold_backward.default": unfold_backward,
     "index_fill.int_Scalar": index_fill,
     "index_fill.int_Tensor": index_fill,
     "glu_backward.default": glu_backward,
@@ -172,7 +187,7 @@ TORCHS = """
     isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor ldexp.Tensor
     linspace.Scalar_Tensor linspace.Tensor_Scalar linspace.Tensor_Tensor logspace.default logspace.Scalar_Tensor
     logspace.Tensor_Scalar logspace.Tensor_Tensor multi_margin_loss.default multilabel_margin_loss_forward.default
-    narrow_copy.default renorm.default tril_indices.default triu_indices.default unfold_backward.default
+    narrow_copy.default renorm.default tril_indices.default triu_indices.default
 """.split()
 
 

@@ -1,7 +1,7 @@
 """What a backward pass needs of inputs that the forward pass overwrites.
 
-The partitioner may keep an input instead of what is made of it, to be made again in the backward pass.  If the forward pass ends by
-writing to that input,
+The partitioner may keep an input instead of what is made of it, to be made again in the backward pass.  If the forward pass ends
+by writing to that input,
 
     forward(x, y, w):  z = x / y;  copy_(y, y * 2);  return z * w, x, y        # x, y: kept
     backward(x, y, g): return g * (x / y)

@@ -114,3 +114,21 @@ def test_the_backward_pass_sees_inputs_as_they_were(f: Callable[..., Tensor], st
             results.append((*torch.autograd.grad(call(x, y, w).sum(), w), x, y))
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("size", "step"), [(1, 1), (2, 2), (2, 3), (1, 4)])
+def test_writes_through_unfold_keep_signs_of_zeros(size: int, step: int, dynamic: bool) -> None:
+    """As ``aot_eager`` has it: what lies between the windows is lost."""
+
+    def f(x: Tensor) -> Tensor:
+        x.unfold(1, size, step).mul_(-1)
+        return x * 1
+
+    ours = compiled(f, dynamic)
+    plain = torch.compile(f, backend="aot_eager", dynamic=dynamic)
+    for n in (7, 8, 11):
+        x = torch.arange(3.0 * n * 2).reshape(3, n, 2) % 2
+        expected, given = x.clone(), x.clone()
+        plain(expected), ours(given)
+        assert torch.equal(given, expected) and torch.equal(given.signbit(), expected.signbit())

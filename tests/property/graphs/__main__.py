@@ -33,7 +33,7 @@ def main() -> int:
     seeds = range(chosen.start, chosen.start + chosen.graphs)
     for found in judged(seeds, chosen.jobs, chosen.patience, chosen.dynamo, chosen.check, not chosen.no_shrink):
         counts[found.status] += 1
-        if found.status in ("torch", "refused", "inherited", "eager"):
+        if found.status in ("torch", "refused", "inherited", "eager", "unjudged"):
             reasons[f"{found.status}: {found.detail[:110]}"] += 1
         if found.bad:
             _show(found, chosen.out)
