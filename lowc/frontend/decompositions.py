@@ -67,8 +67,8 @@ def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
 
 
 def unfold_backward(grad: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Tensor:
-    """Where windows do not overlap, elements in their places, with zeros between: a sum from 0 on, torch's own, loses the sign of a
-    zero, which matters where memory is written through ``unfold``."""
+    """Where windows do not overlap, elements in their places, with zeros between: a sum from 0 on, torch's own, loses the sign of
+    a zero, which matters where memory is written through ``unfold``."""
     if not input_sizes or step < size:
         from torch._decomp import decomposition_table
 
