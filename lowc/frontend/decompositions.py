@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from lowc.frontend import decomp_loss as loss
 from lowc.frontend import decomp_norm as norm
@@ -32,12 +33,34 @@ def channel_shuffle(self: Tensor, groups: int) -> Tensor:
 
 
 def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
-    """On a GPU the result is contiguous, while the fake tensor of the whole op has the strides of ``self``."""
-    if self.device.type == "cpu":
-        return NotImplemented
-    from torch._decomp import decomposition_table
+    """As ATen does it, so that the strides are ATen's: on a GPU contiguous, on a CPU those of ``cat``.  The fake tensor of the
+    whole op has others, and a backward pass that is given the result would read it by those."""
+    if self.device.type != "cpu":
+        from torch._decomp import decomposition_table
 
-    return decomposition_table[torch.ops.aten.roll.default](self, shifts, dims).contiguous()
+        return decomposition_table[torch.ops.aten.roll.default](self, shifts, dims).contiguous()
+    if not dims:
+        return roll(self.contiguous().flatten(), shifts, (0,)).view(self.shape)
+    out = self
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = out.shape[dim]
+        if guard_or_false(size == 0):
+            return self.clone()
+        start = (size - shift) % size
+        out = torch.cat((out.narrow(dim, start, size - start), out.narrow(dim, 0, start)), dim)
+    return out
+
+
+def into_copy_of_expanded(op: Any) -> Callable[..., Any]:
+    """``op``, which gives its first tensor with a part replaced.  Of one that overlaps itself ATen makes a copy first; fake
+    tensors of torch 2.11 give the result the strides of what was expanded."""
+
+    def replaced(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not any(type(s) is int and s == 0 and n != 1 for n, s in zip(self.shape, self.stride(), strict=True)):
+            return NotImplemented
+        return op(self.clone(), *args, **kwargs)
+
+    return replaced
 
 
 def zeros(size: Sequence[int], **options: Any) -> Tensor:
@@ -140,6 +163,9 @@ OWN: dict[str, Callable[..., Any]] = {
     "take.default": take,
     "_efficientzerotensor.default": zeros,
     "unfold_backward.default": unfold_backward,
+    "select_scatter.default": into_copy_of_expanded(torch.ops.aten.select_scatter.default),
+    "slice_scatter.default": into_copy_of_expanded(torch.ops.aten.slice_scatter.default),
+    "diagonal_scatter.default": into_copy_of_expanded(torch.ops.aten.diagonal_scatter.default),
     "index_fill.int_Scalar": index_fill,
     "index_fill.int_Tensor": index_fill,
     "glu_backward.default": glu_backward,
@@ -150,9 +176,10 @@ OWN: dict[str, Callable[..., Any]] = {
 # Taken apart even where lowering has a kernel: the fake tensor of the whole op has other strides than eager, which everything
 # after it would inherit; lazily conjugated or negated tensors, and zeros without memory, cannot be read; and a backward pass
 # needs less than the result.
-ALWAYS = frozenset(
-    f"aten.{name}.default" for name in ("roll", "channel_shuffle", "_conj", "_neg_view", "_log_softmax", "_efficientzerotensor")
+_ALWAYS = (
+    "roll channel_shuffle _conj _neg_view _log_softmax _efficientzerotensor select_scatter slice_scatter diagonal_scatter"
 )
+ALWAYS = frozenset(f"aten.{name}.default" for name in _ALWAYS.split())
 
 TORCHS = """
     _fused_rms_norm_backward.default _prelu_kernel.default _prelu_kernel_backward.default _safe_softmax.default

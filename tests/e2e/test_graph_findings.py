@@ -132,3 +132,50 @@ def test_writes_through_unfold_keep_signs_of_zeros(size: int, step: int, dynamic
         expected, given = x.clone(), x.clone()
         plain(expected), ours(given)
         assert torch.equal(given, expected) and torch.equal(given.signbit(), expected.signbit())
+
+
+SCATTERS = {
+    "select": lambda x, y: torch.select_scatter(x, y[0], 0, 1),
+    "slice": lambda x, y: torch.slice_scatter(x, y[:1], 0, 1, 2),
+    "diagonal": lambda x, y: torch.diagonal_scatter(x, y[0]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (5, 1)])
+@pytest.mark.parametrize("name", list(SCATTERS))
+def test_a_part_of_an_expanded_tensor_is_replaced(name: str, shape: tuple[int, ...], dynamic: bool) -> None:
+    """Also where the backward pass is given the result, whose strides fake tensors of torch 2.11 have wrong."""
+    torch.manual_seed(0)
+    x, y = torch.randn(shape), torch.randn(2, 3)
+
+    def f(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        z = SCATTERS[name](x.expand(5, 3), y)
+        return torch.cumsum(z, 0) * w, z
+
+    ours = compiled(f, dynamic)
+    w = torch.randn(5, 3, requires_grad=True)
+    a, b = ours(x, y, w), f(x, y, w)
+    for p, q in zip(a, b, strict=True):
+        torch.testing.assert_close(p, q)
+        assert p.stride() == q.stride()
+    torch.testing.assert_close(*(torch.autograd.grad(r[0].square().sum(), w)[0] for r in (a, b)))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("shifts", "dims"), [((1,), (1,)), ((-2, 7), (2, 3)), ((5,), ()), ((0,), (0,))])
+def test_what_is_rolled_and_kept_for_the_backward_pass(shifts: tuple[int, ...], dims: tuple[int, ...], dynamic: bool) -> None:
+    """Its strides are channels_last on a CPU, those of the fake tensor of the whole op are not."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        z = torch.roll(x, shifts, dims)
+        return (torch.cumsum(z, 1) * z) * w
+
+    ours = compiled(f, dynamic)
+    for n in (4, 5):
+        x = torch.randn(2, n, 3, 6).to(memory_format=torch.channels_last)
+        w = torch.randn(2, n, 3, 6, requires_grad=True)
+        a, b = ours(x, w), f(x, w)
+        torch.testing.assert_close(a, b)
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(*(torch.autograd.grad(r.square().sum(), w)[0] for r in (a, b)))

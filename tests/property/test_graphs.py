@@ -176,7 +176,7 @@ def judged_after(made: Program, number: int, change: Any) -> str:
 
 
 def test_a_gradient_whose_terms_cancel() -> None:
-    """1 - tanh(x)**2 is as good as a unit of 1, however small it is, no worse; where nothing cancels, as good as its own units."""
+    """1 - tanh(x)**2 is as good as a unit of 1, however small it is, no worse; where nothing cancels as its own units."""
     given = replace(vector("x0", grad=True), kind="positive")
     made = one_line("v0 = torch.tanh(x0 + 3)", ("x0",), "round", (given,))
     assert judged_after(made, 2, lambda g: g + 6e-8) == "right"
