@@ -118,18 +118,22 @@ def neg_view(self: Tensor | complex) -> Tensor:
 
 
 def dim_from_front(op: Any, place: int) -> Callable[..., Any]:
-    """``op``, whose argument number ``place`` is a dimension, for a dimension counted from the back.
+    """``op``, whose argument number ``place`` is a dimension or a list of some, for dimensions counted from the back.
 
-    The fake tensors of ``unique`` have a dimension too many for the last one (``shape[dim + 1 :]`` with dim -1).
+    The fake tensors of ``unique`` have a dimension too many for the last one (``shape[dim + 1 :]`` with dim -1), and with torch
+    2.11 those of ``vector_norm``, if it has size 1.
     """
 
     def counted(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         dim = args[place - 1] if len(args) >= place else kwargs.get("dim")
-        if dim is None or dim >= 0 or not self.dim():
+        dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
+        if not self.dim() or all(d >= 0 for d in dims):
             return NotImplemented
+        wrapped = [d % self.dim() for d in dims]
+        front = wrapped[0] if isinstance(dim, int) else wrapped
         if len(args) >= place:
-            return op(self, *args[: place - 1], dim + self.dim(), *args[place:], **kwargs)
-        return op(self, *args, **kwargs | {"dim": dim + self.dim()})
+            return op(self, *args[: place - 1], front, *args[place:], **kwargs)
+        return op(self, *args, **kwargs | {"dim": front})
 
     return counted
 
@@ -138,6 +142,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "unique_consecutive.default": dim_from_front(torch.ops.aten.unique_consecutive.default, 3),
     "unique_dim.default": dim_from_front(torch.ops.aten.unique_dim.default, 1),
     "unique_dim_consecutive.default": dim_from_front(torch.ops.aten.unique_dim_consecutive.default, 1),
+    "linalg_vector_norm.default": dim_from_front(torch.ops.aten.linalg_vector_norm.default, 2),
     "_log_softmax.default": norm.log_softmax,
     "_softmax_backward_data.default": norm.softmax_backward,
     "_log_softmax_backward_data.default": norm.log_softmax_backward,
@@ -177,7 +182,8 @@ OWN: dict[str, Callable[..., Any]] = {
 # after it would inherit; lazily conjugated or negated tensors, and zeros without memory, cannot be read; and a backward pass
 # needs less than the result.
 _ALWAYS = (
-    "roll channel_shuffle _conj _neg_view _log_softmax _efficientzerotensor select_scatter slice_scatter diagonal_scatter"
+    "roll channel_shuffle _conj _neg_view _log_softmax _efficientzerotensor select_scatter slice_scatter diagonal_scatter "
+    "linalg_vector_norm"
 )
 ALWAYS = frozenset(f"aten.{name}.default" for name in _ALWAYS.split())
 

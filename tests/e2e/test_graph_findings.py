@@ -179,3 +179,16 @@ def test_what_is_rolled_and_kept_for_the_backward_pass(shifts: tuple[int, ...], 
         torch.testing.assert_close(a, b)
         assert a.stride() == b.stride()
         torch.testing.assert_close(*(torch.autograd.grad(r.square().sum(), w)[0] for r in (a, b)))
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("order", [2, 1, 3, float("inf")])
+def test_the_norm_over_a_last_dimension_of_one(order: float, keepdim: bool) -> None:
+    """Fake tensors of torch 2.11 have a dimension too many."""
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.linalg.vector_norm(x, order, [-1], keepdim) * 2, torch.linalg.vector_norm(x, order, (-1, 0), keepdim)
+
+    x = torch.randn(3, 1)
+    for a, b in zip(compiled(f)(x), f(x), strict=True):
+        torch.testing.assert_close(a, b)
