@@ -6,7 +6,8 @@ Before:  for k in K { s add= exp(x[i, k] - m) }              after:   alloc e: f
 
 Only expressions of unmasked loads from buffers that nothing writes, and of accumulators that nothing updates, from the first of
 the loops on, in loops without inner loops, of a static extent that fits into a quarter of a core's L2.  ``share_bounded`` is for
-kernels of GPUs whose rows have a symbolic length below a known one (``versions``): the row of scratch has room for that.
+kernels of GPUs whose rows have a symbolic length below a known one (``versions``): the row of scratch has room for that, and what
+is loaded is loaded in a loop of its own, so that all loads are under way before a thread waits for the first at the end of a turn.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,18 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.ops import CHECKS
-from lowc.ir.walk import children, exprs, free_atoms, make_kernel, map_exprs, names, parts, statements, stores
+from lowc.ir.walk import (
+    Substitution,
+    children,
+    exprs,
+    free_atoms,
+    make_kernel,
+    map_exprs,
+    names,
+    parts,
+    statements,
+    stores,
+)
 from lowc.options import Options
 from lowc.scheduler.linearise import address
 from lowc.scheduler.nest import estimate, map_kernels, weight
@@ -122,11 +134,16 @@ class _Sharer:
                 continue
             self.room -= length * expr.dtype.bytes
             row = Buffer(fresh("row", self.taken), expr.dtype, (ix(length),), (ONE,), "local")
-            block[position + added] = self.keep(block[position + added], key, row)  # type: ignore[arg-type]
+            before: list[Stmt] = [Alloc(row)]
+            if self.of_loads and self.most is not constant:
+                before.append(self.fill(loop, expr, row))
+                using = [position, *using]
+            else:
+                block[position + added] = self.keep(block[position + added], key, row)  # type: ignore[arg-type]
             for n in using:
                 block[n + added] = self.take(block[n + added], key, row)  # type: ignore[arg-type]
-            block.insert(position + added, Alloc(row))
-            added += 1
+            block[position + added : position + added] = before
+            added += len(before)
             self.shared += 1
             if not self.of_loads:  # what else was found may have been part of that
                 break
@@ -168,6 +185,11 @@ class _Sharer:
             if isinstance(atom, Opaque) and atom.name in inside:
                 return False
         return depends
+
+    def fill(self, loop: For, expr: Expr, row: Buffer) -> For:
+        """A loop that stores ``expr`` of ``loop`` alone."""
+        axis = Axis(fresh(loop.axis.name, self.taken), loop.axis.extent)
+        return For(axis, (Store(row, (ix(axis),), Substitution({loop.axis: ix(axis)}).expr(expr)),))
 
     def keep(self, loop: For, key: object, row: Buffer) -> For:
         """``loop`` with the expression named and stored."""

@@ -98,7 +98,7 @@ def _multiples(
     for number in (lanes, *TILES):
         if number == lanes and _width(best) >= lanes:
             continue
-        if number > lanes and not (_ragged(best) and _tiled(best)):
+        if number > lanes and not _tiled(best):
             break
         fitting = [s for s in symbols[:MOST] if number == lanes or (s.hint or 1) % number == 0]
         trials: list[Sequence[Symbol]] = [(s,) for s in fitting]

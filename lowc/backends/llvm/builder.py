@@ -89,6 +89,12 @@ class Builder:
         self.scopes[-1][text] = name
         return name
 
+    def forget(self, word: str) -> None:
+        """Instructions of that kind so far are not the ones that later equal ones are."""
+        for scope in self.scopes:
+            for text in [t for t in scope if t.startswith(word)]:
+                del scope[text]
+
     def call(self, function: str, result: str, args: Sequence[tuple[str, str]]) -> str:
         """A call of a pure function, declared as needed; ``args`` are (type, operand)."""
         self.module.declare(function, result, ", ".join(t for t, _ in args))
