@@ -32,7 +32,7 @@ from lowc.ir.index import (
     minimum,
     mod,
 )
-from lowc.ir.nodes import For, Kernel
+from lowc.ir.nodes import For, If, Kernel
 from lowc.ir.walk import Substitution, indices, loads, make_kernel, names, statements
 from lowc.scheduler.apply_simt import BLOCK
 from lowc.scheduler.choose_simt import MAX_LANES, TILE, VECTOR_BYTES
@@ -70,22 +70,24 @@ def versions(kernel: Kernel, schedule: Callable[[Kernel], Kernel]) -> tuple[Kern
     if not symbols or not _on_grid(plain):
         return (plain,)
     best, divisors = _multiples(kernel, plain, symbols, schedule)
-    whole = all(symbol.hint is not None and symbol.hint % number == 0 for symbol, number in divisors.items())
-    base, known = (best, divisors) if whole else (plain, dict[Symbol, int]())
+    traced = all(symbol.hint is not None and symbol.hint % number == 0 for symbol, number in divisors.items())
+    base, known = (best, divisors) if traced else (plain, dict[Symbol, int]())
     held, most = _held(kernel, base, known, schedule)
     off = sum((mod(ix(symbol), ix(number)) for symbol, number in divisors.items()), start=ZERO)
     over = sum((floordiv(ix(symbol), ix(number + 1)) for symbol, number in most.items()), start=ZERO)
-    by = f"{kernel.name}_by{max(divisors.values())}" if divisors else kernel.name
-    name = by if known else kernel.name
+    by = f"_by{max(divisors.values())}" if divisors else ""
+    forms = [(best, by, (_none(off),)), (plain, "", (_some(off),))] if divisors else [(plain, "", ())]
+    if held is None:
+        return tuple([_guarded(k, f"{kernel.name}{ending}", holds) for k, ending, holds in forms])
     found: list[Kernel] = []
-    if held is not None:
-        holds = (_none(off + over),) if known or not divisors else (_some(off), _none(over))
-        found.append(_guarded(held, f"{name}_upto{max(most.values())}", holds))
-    if divisors:
-        found.append(_guarded(best, by, (_none(off), _some(over)) if held is not None and known else (_none(off),)))
-        found.append(_guarded(plain, kernel.name, (_some(off), _some(over)) if held is not None and not known else (_some(off),)))
-    else:
-        found.append(_guarded(plain, kernel.name, (_some(over),) if held is not None else ()))
+    for form, ending, holds in forms:
+        if form is not base:
+            found.append(_guarded(form, f"{kernel.name}{ending}", holds))
+            continue
+        short = (_none(off + over),) if form is best else (*holds, _none(over))
+        found.append(_guarded(held, f"{kernel.name}{ending}_upto{max(most.values(), default=0)}", short))
+        if over != ZERO:
+            found.append(_guarded(form, f"{kernel.name}{ending}", (*holds, _some(over))))
     return tuple(found)
 
 
@@ -96,8 +98,6 @@ def _multiples(
     best, known = plain, dict[Symbol, int]()
     lanes = _most_lanes(kernel)
     for number in (lanes, *TILES):
-        if number == lanes and _width(best) >= lanes:
-            continue
         if number > lanes and not _tiled(best):
             break
         fitting = [s for s in symbols[:MOST] if number == lanes or (s.hint or 1) % number == 0]
@@ -105,6 +105,8 @@ def _multiples(
         if len(fitting) > 1:
             trials.append(fitting)
         for trial in trials:
+            if number == lanes and _width(best) >= lanes:
+                break
             more = {**known, **dict.fromkeys(trial, number)}
             made = schedule(_Known(more, {}).apply(kernel))
             better = _width(made) > _width(best) or (number > lanes and _ragged(made) < _ragged(best))
@@ -119,12 +121,13 @@ def _held(
     """A schedule of ``kernel`` that holds rows in registers, and the most that symbols are in it; ``base`` is that for rows of any
     length.  None if there is none."""
     chunk = _threads(base) * _width(base)
+    trials: dict[tuple[tuple[Symbol, int], ...], None] = {}
     for stage in statements(kernel.body):
-        if not isinstance(stage, For) or constant(stage.axis.extent) is not None:
-            continue
-        most = _bounds(stage.axis.extent, divisors, chunk)
-        if most is None:
-            continue
+        leaf = isinstance(stage, For) and not any(isinstance(s, For | If) for s in stage.body)
+        if leaf and constant(stage.axis.extent) is None and (most := _bounds(stage.axis.extent, divisors, chunk)) is not None:
+            trials[tuple(most.items())] = None
+    for trial in trials:
+        most = dict(trial)
         shown = _Known(divisors, most).apply(kernel)
         shared = share_bounded(shown)
         if shared is shown:
