@@ -5,9 +5,11 @@ Before:  for k in K { s add= exp(x[i, k] - m) }              after:   alloc e: f
                                                                       for j in K { out[i, j] = e[j] * r }
 
 Only expressions of unmasked loads from buffers that nothing writes, and of accumulators that nothing updates, from the first of
-the loops on, in loops without inner loops, of a static extent that fits into a quarter of a core's L2.  ``share_bounded`` is for
-kernels of GPUs whose rows have a symbolic length below a known one (``versions``): the row of scratch has room for that, and what
-is loaded is loaded in a loop of its own, so that all loads are under way before a thread waits for the first at the end of a turn.
+the loops on, in loops without inner loops, of a static extent that fits into a quarter of a core's L2.
+
+``share_bounded`` is for kernels of GPUs whose rows have a symbolic length below a known one (``versions``): the row of scratch
+has room for that, and what is loaded is loaded in a loop of its own, so that all loads are under way before a thread waits for
+the first of them at the end of a turn.
 """
 
 from collections.abc import Callable, Sequence

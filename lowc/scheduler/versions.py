@@ -118,14 +118,17 @@ def _multiples(
 def _held(
     kernel: Kernel, base: Kernel, divisors: Mapping[Symbol, int], schedule: Callable[[Kernel], Kernel]
 ) -> tuple[Kernel | None, Mapping[Symbol, int]]:
-    """A schedule of ``kernel`` that holds rows in registers, and the most that symbols are in it; ``base`` is that for rows of any
-    length.  None if there is none."""
+    """A schedule of ``kernel`` that holds rows in registers, and the most that symbols are in it, or None.
+
+    ``base``: the one for rows of any length."""
     chunk = _threads(base) * _width(base)
     trials: dict[tuple[tuple[Symbol, int], ...], None] = {}
     for stage in statements(kernel.body):
-        leaf = isinstance(stage, For) and not any(isinstance(s, For | If) for s in stage.body)
-        if leaf and constant(stage.axis.extent) is None and (most := _bounds(stage.axis.extent, divisors, chunk)) is not None:
-            trials[tuple(most.items())] = None
+        if not isinstance(stage, For) or any(isinstance(s, For | If) for s in stage.body):
+            continue
+        bounds = _bounds(stage.axis.extent, divisors, chunk)
+        if bounds is not None:
+            trials[tuple(bounds.items())] = None
     for trial in trials:
         most = dict(trial)
         shown = _Known(divisors, most).apply(kernel)

@@ -12,7 +12,7 @@ from lowc.backends.llvm.evaluation import evaluate_in_order
 from lowc.backends.llvm.types import constant as constant_text
 from lowc.backends.llvm.types import memory
 from lowc.backends.llvm.values import Val, binary, const, select
-from lowc.backends.nvptx import access
+from lowc.backends.nvptx import access, turns
 from lowc.backends.nvptx.combine import Exchange, across, barrier, linear, merge
 from lowc.backends.nvptx.operations import apply
 from lowc.backends.nvptx.plan import Plan, dimension, scans, updates
@@ -31,7 +31,7 @@ from lowc.backends.nvptx.thread import (
     value,
 )
 from lowc.errors import CodegenError
-from lowc.ir.index import Axis, Index, Min, Opaque, atoms, constant, ix
+from lowc.ir.index import Index, constant
 from lowc.ir.index import prove_nonneg as proven
 from lowc.ir.nodes import (
     Acc,
@@ -54,7 +54,7 @@ from lowc.ir.nodes import (
 )
 from lowc.ir.ops import FIRST_INDEX, identity
 from lowc.ir.types import DType, i64
-from lowc.ir.walk import exprs, names, parts, statements
+from lowc.ir.walk import statements
 
 MAX_UNROLLED = 64  # iterations of a loop, and strips of a vector loop
 MAX_STRIPS = 8  # strips that are unrolled so that their loads are under way together
@@ -95,7 +95,7 @@ class Emitter:
             self.memo.clear()  # what was loaded for one statement need not be what the next one would load
             self.stmt(stmt)
             if isinstance(stmt, For) and not self.t.open:
-                self.b.forget("load ")  # what is to stay in registers from one loop of a block to the next, ``share`` has put there
+                self.b.forget_loads()  # what is to stay in registers between loops of a block, ``share`` has put there
             group = self.declared(stmt)
             if group is not None and group.over:
                 name = group.vars[0][0]
@@ -365,7 +365,7 @@ class Emitter:
         width = t.threads[d]
         tid = t.tid[d]
         covered = proven(axis.extent - width)
-        inside = "" if covered else self.within(tid, axis.extent, width)
+        inside = "" if covered else turns.within(t, tid, axis.extent, width)
         outer, t.open = t.open, t.open | {d}
         if id(stmt) in self.plan.scans:
             t.axes[axis.name] = (tid, 32)
@@ -375,7 +375,7 @@ class Emitter:
             t.axes[axis.name] = (tid, 32) if width > 1 else 0
             condition = self.also(t.active, inside)
             if condition:
-                self.prepare(stmt.body)
+                turns.prepare(t, stmt.body)
             self.under(condition, lambda: self.scoped(stmt.body))
         else:
             active = t.active
@@ -395,39 +395,6 @@ class Emitter:
             self.scoped(stmt.body)
             t.active = active
         t.open = outer
-
-    def prepare(self, body: Sequence[Stmt]) -> None:
-        """Addresses in ``body``, which a condition is in front of: turns of a thread and later loops have most of them in common."""
-        inside = names(body)
-        for stmt in body:
-            if isinstance(stmt, For) and stmt.kind.name == "vector" and self.t.lanes is None:
-                self.t.lanes = Lanes(stmt.axis, stmt.kind.width, 0)
-                self.addresses(stmt.body, inside - {stmt.axis.name})
-                self.t.lanes = None
-            else:
-                self.addresses((stmt,), inside)
-
-    def addresses(self, body: Sequence[Stmt], unknown: set[str]) -> None:
-        for stmt in body:
-            if isinstance(stmt, For | If):
-                continue
-            found = [p for e in exprs(stmt) for p in parts(e) if isinstance(p, Load)]
-            for access_ in (*found, *((stmt,) if isinstance(stmt, Store) else ())):
-                if access_.buffer.space == "global" and not any(
-                    isinstance(a, Opaque) or (isinstance(a, Axis) and a.name in unknown) for a in atoms(access_.index[0])
-                ):
-                    access.prepare(self.t, access_.buffer, access_.index[0])
-
-    def within(self, tid: str, extent: Index, width: int) -> str:
-        """Whether the thread's number is below ``extent``: the turns of a row have the difference in common that is compared."""
-        extent = next((e for e in _parts(extent) if constant(e) is None), extent) if _capped(extent, width) else extent
-        rest, number = _without_number(extent)
-        if not rest.terms:
-            return self.b.pure(f"icmp slt i32 {tid}, {number}")
-        bits = 32 if self.t.fits_in_parts(extent) else 64
-        end = operand(self.t, rest, bits=bits)[0]
-        left = self.b.pure(f"sub i{bits} {end}, {sized(self.b, tid, 32, bits)}")
-        return self.b.pure(f"icmp sgt i{bits} {left}, {-number}")
 
     # ------------------------------------------------------------ loops
 
@@ -563,22 +530,6 @@ class Emitter:
         texts = self.b.branch(wanted.text, before, then)
         self.memo = outside
         return tuple(Val(x, expr.dtype) for x in texts)
-
-
-def _parts(extent: Index) -> tuple[Index, ...]:
-    """The two that ``extent`` is the minimum of, or itself."""
-    atom = extent.terms[0][0][0] if len(extent.terms) == 1 and len(extent.terms[0][0]) == 1 else None
-    return (atom.a, atom.b) if isinstance(atom, Min) and extent == ix(atom) else (extent,)
-
-
-def _capped(extent: Index, width: int) -> bool:
-    """Whether ``extent`` is a minimum of ``width`` and something else."""
-    return any(constant(e) == width for e in _parts(extent))
-
-
-def _without_number(index: Index) -> tuple[Index, int]:
-    number = sum(c for m, c in index.terms if not m)
-    return index - number, number
 
 
 def _identities(stmt: Acc) -> list[Val]:

@@ -228,9 +228,9 @@ def _atom(t: Thread, atom: Atom, lane: int, bits: int) -> str | int:
         values = t.variable(atom.name)
         return sized(t.b, values[lane if len(values) > 1 else 0].text, 64, bits)
     a, c = (atom.num, atom.den) if isinstance(atom, FloorDiv | Mod) else (atom.a, atom.b)
-    if isinstance(atom, FloorDiv | Mod) and _is_block(t, a) and not t.fits(c):
-        return _block_divided(t, atom, lane, bits)
     inner = 32 if t.fits(a) and t.fits(c) else 64
+    if inner == 64 and isinstance(atom, FloorDiv | Mod) and _is_block(t, a):
+        return _block_divided(t, atom, lane, bits)
     x, y = operand(t, a, lane, inner)[0], operand(t, c, lane, inner)[0]
     if x[0] != "%" and y[0] != "%":
         return _known(atom, int(x), int(y))
@@ -254,10 +254,12 @@ def _is_block(t: Thread, index: Index) -> bool:
 
 
 def _block_divided(t: Thread, atom: FloorDiv | Mod, lane: int, bits: int) -> str:
-    """Division of a block's number in 32 bits: what is beyond them leaves 0, and the number itself, as the largest of them does."""
+    """The number of a block, which has 31 bits, over any size: one of more bits gives what the largest of 31 gives."""
     x, y = operand(t, atom.num, lane, 32)[0], operand(t, atom.den, lane, 64)[0]
-    y = t.b.call("llvm.smax.i64", "i64", [("i64", y), ("i64", "1")])
-    y = t.b.call("llvm.smin.i64", "i64", [("i64", y), ("i64", str(WORD - 1))])
+    if (t.range(atom.den)[0] or 0) < 1:
+        y = t.b.call("llvm.smax.i64", "i64", [("i64", y), ("i64", "1")])
+    if not t.fits(atom.den):
+        y = t.b.call("llvm.smin.i64", "i64", [("i64", y), ("i64", str(WORD - 1))])
     word = "udiv" if isinstance(atom, FloorDiv) else "urem"
     return sized(t.b, t.b.pure(f"{word} i32 {x}, {sized(t.b, y, 64, 32)}"), 32, bits)
 

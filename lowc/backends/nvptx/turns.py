@@ -1,0 +1,61 @@
+"""What the turns of a thread along a row have in common, computed before the branch that each of them is behind.
+
+A row of unknown length is ``for o in 9 unroll { for t in min(512, n - o*512) thread(512) { … x[o*512 + t] … } }``: nine branches,
+nine addresses.  All addresses are one pointer and a number, and all conditions one difference and a number: ``n - t > o*512``.
+"""
+
+from collections.abc import Sequence
+
+from lowc.backends.nvptx import access
+from lowc.backends.nvptx.thread import Lanes, Thread, operand, sized
+from lowc.ir.index import Axis, Index, Min, Opaque, atoms, constant, ix
+from lowc.ir.nodes import For, If, Load, Stmt, Store
+from lowc.ir.walk import exprs, names, parts
+
+
+def within(t: Thread, tid: str, extent: Index, width: int) -> str:
+    """Whether the number of one of ``width`` threads is below ``extent``."""
+    extent = _uncapped(extent, width)
+    number = sum(c for m, c in extent.terms if not m)
+    rest = extent - number
+    if not rest.terms:
+        return t.b.pure(f"icmp slt i32 {tid}, {number}")
+    bits = 32 if t.fits_in_parts(extent) else 64
+    end = operand(t, rest, bits=bits)[0]
+    left = t.b.pure(f"sub i{bits} {end}, {sized(t.b, tid, 32, bits)}")
+    return t.b.pure(f"icmp sgt i{bits} {left}, {-number}")
+
+
+def _uncapped(extent: Index, width: int) -> Index:
+    """``n`` of ``min(width, n)``, below which a thread is as well if it is below the minimum."""
+    atom = extent.terms[0][0][0] if len(extent.terms) == 1 and len(extent.terms[0][0]) == 1 else None
+    if not isinstance(atom, Min) or extent != ix(atom):
+        return extent
+    return atom.b if constant(atom.a) == width else atom.a if constant(atom.b) == width else extent
+
+
+def prepare(t: Thread, body: Sequence[Stmt]) -> None:
+    """Computes the addresses of ``body`` as far as they are known before it."""
+    inside = names(body)
+    for stmt in body:
+        if isinstance(stmt, For) and stmt.kind.name == "vector" and t.lanes is None:
+            t.lanes = Lanes(stmt.axis, stmt.kind.width, 0)
+            _addresses(t, stmt.body, inside - {stmt.axis.name})
+            t.lanes = None
+        else:
+            _addresses(t, (stmt,), inside)
+
+
+def _addresses(t: Thread, body: Sequence[Stmt], unknown: set[str]) -> None:
+    for stmt in body:
+        if isinstance(stmt, For | If):
+            continue
+        accesses: list[Load | Store] = [p for e in exprs(stmt) for p in parts(e) if isinstance(p, Load)]
+        if isinstance(stmt, Store):
+            accesses.append(stmt)
+        for each in accesses:
+            place = each.index[0]
+            if each.buffer.space == "global" and not any(
+                isinstance(a, Opaque) or (isinstance(a, Axis) and a.name in unknown) for a in atoms(place)
+            ):
+                access.prepare(t, each.buffer, place)
