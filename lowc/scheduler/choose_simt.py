@@ -190,30 +190,36 @@ def _flat(nest: list[For], target: Target, taken: set[str]) -> list[Primitive]:
     turns = GATHER_TURNS if gathers else 1
     if turns > 1 and iterations(nest) // lanes < FLAT_THREADS * turns * 2 * target.cores:
         turns = 1
-    rows = _rows_of_blocks(nest, lanes) if turns == 1 else 0
-    if not rows:
+    if turns > 1:
         return [*plan, *_grid_of(nest, lanes, FLAT_THREADS, taken, turns)]
+    axes = _in_lanes(_axes(nest), lanes, plan)
+    return [*plan, *_over_grid(nest, axes, lanes, FLAT_THREADS, taken)]
+
+
+def _over_grid(nest: Sequence[For], axes: list[str], lanes: int, threads: int, taken: set[str]) -> list[Primitive]:
+    """The loops over ``axes``, which are those of ``nest`` with ``lanes`` taken off, shared among blocks of ``threads``."""
+    plan: list[Primitive] = []
+    rows = _rows_of_blocks(nest, lanes, threads)
     outer: list[list[str]] = []
-    for position, loop in enumerate(nest[:rows]):
+    for position in range(rows):
         if position and _walks_on(nest, position):
-            outer[-1].append(loop.axis.name)
+            outer[-1].append(axes[position])
         else:
-            outer.append([loop.axis.name])
-    inner = _flattened(_in_lanes(_axes(nest[rows:]), lanes, plan), plan, taken)
-    plan += [Bind(_flattened(axes, plan, taken), BLOCK) for axes in outer]
-    return [*plan, Spread(inner, FLAT_THREADS, "x", 1, grid=True)]
+            outer.append([axes[position]])
+    inner = _flattened(axes[rows:], plan, taken)
+    plan += [Bind(_flattened(names, plan, taken), BLOCK) for names in outer]
+    return [*plan, Spread(inner, threads, "x", 1, grid=True)]
 
 
-def _rows_of_blocks(nest: Sequence[For], lanes: int) -> int:
-    """How many outer loops of a map blocks count by themselves, each a row of blocks: each thread would divide by a symbolic
-    size if all loops were one.  0 if there is no such division, or if rows are short, so that threads were idle at their ends."""
+def _rows_of_blocks(nest: Sequence[For], lanes: int, threads: int) -> int:
+    """How many outer loops blocks count by themselves, each a row of blocks: each thread would divide by a symbolic size if all
+    loops were one.  0 if there is no such division, or if rows are short, so that threads were idle at their ends."""
     for position in range(len(nest) - 1, 0, -1):
         extent = prod((f.axis.extent for f in nest[position:]), start=ONE)
         if constant(extent) is not None or _walks_on(nest, position):
             continue
         count = iterations(nest[position:]) // lanes
-        idle = -count % FLAT_THREADS
-        if idle * MOST_IDLE <= count:
+        if -count % threads * MOST_IDLE <= count:
             return position
     return 0
 
@@ -333,8 +339,7 @@ def _column(free: list[For], stages: list[For], target: Target, taken: set[str])
         axes[-1] = f"{axes[-1]}_o"
     for stage in stages:
         plan.append(Spread(_flattened(_axes(_perfect(stage)), plan, taken), threads, "y"))
-    outer = _flattened(axes, plan, taken)
-    return [*plan, Spread(outer, WARP, "x", 1, grid=True)]
+    return [*plan, *_over_grid(free, axes, lanes, WARP, taken)]
 
 
 def _column_lanes(free: Sequence[For], stages: Sequence[For]) -> int:

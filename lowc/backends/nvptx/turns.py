@@ -14,14 +14,14 @@ from lowc.ir.walk import exprs, names, parts
 
 
 def within(t: Thread, tid: str, extent: Index, width: int) -> str:
-    """Whether the number of one of ``width`` threads is below ``extent``."""
+    """Whether the number of one of ``width`` threads is below ``extent``; "": surely."""
     extent = _uncapped(extent, width)
-    number = sum(c for m, c in extent.terms if not m)
-    rest = extent - number
-    if not rest.terms:
-        return t.b.pure(f"icmp slt i32 {tid}, {number}")
     bits = 32 if t.fits_in_parts(extent) else 64
-    end = operand(t, rest, bits=bits)[0]
+    number = sum(c for m, c in extent.terms if not m)
+    end = operand(t, extent - number, bits=bits)[0]
+    if end[0] != "%":
+        number += int(end)
+        return "" if number >= width else t.b.pure(f"icmp slt i32 {tid}, {number}")
     left = t.b.pure(f"sub i{bits} {end}, {sized(t.b, tid, 32, bits)}")
     return t.b.pure(f"icmp sgt i{bits} {left}, {-number}")
 
