@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from lowc.ir.nodes import Kernel, Launch, Module
-from lowc.ir.parser import parse_module
+from lowc.ir.parser import parse_kernel, parse_module
 from lowc.options import Options
 from lowc.scheduler import pipeline
 from lowc.target import Target
-from tests.backends.nvptx.harness import check
+from tests.backends.nvptx.harness import check, module_of
 from tests.backends.nvptx.kernels import Case
 
 pytest.importorskip("llvmlite")
@@ -143,3 +143,55 @@ def test_loads_of_a_held_row_are_under_way_together() -> None:
     between = {line.split()[0] for line in lines[places[0] : places[-1]]}
     assert not any(word.startswith(("max", "mul", "mad", "shl")) for word in between), between
     assert len({re.findall(r"\[(%rd\d+)", lines[n])[0] for n in places}) == 1
+
+
+def kernel_in(code: str, name: str) -> str:
+    """The PTX of one kernel."""
+    body = code[code.index(f"entry k_{name}(") :]
+    return body[: body.index("\n}")]
+
+
+def test_all_turns_but_the_last_have_no_condition() -> None:
+    """Rows of any length: a loop of whole turns, from a load to the next only the end of the loop, and one turn that may be short."""
+    code = kernel_in(nvptx.compile_module(machine("softmax_bf16_odd"), TARGET, Options()).code.decode(), "k")
+    assert code.count("ld.global") == 6  # three loops, each with its last turn
+    first = code[: code.index("ld.global")]
+    loop = first[first.rindex("\n$L") :]
+    assert "bra" not in loop and "setp" not in loop
+
+
+@pytest.mark.parametrize("name", ["bias_f32", "bias_bf16", "columns"])
+def test_nothing_is_divided_in_64_bits(name: str) -> None:
+    code = nvptx.compile_module(machine(name), TARGET, Options()).code.decode()
+    for kernel in kernels(machine(name)):
+        if "_1" not in kernel.name:  # the totals of columns are few
+            assert not re.search(r"(div|rem)\.[us]64", kernel_in(code, kernel.name.replace(".", "$"))), kernel.name
+
+
+TWICE = """kernel twice(x: f32[4096], out: f32[2]) {
+  acc s: f32 = add
+  for o in 4 unroll(4) {
+    for t in 256 thread(256) {
+      for v in 4 vector(4) {
+        s add= x[o*1024 + t*4 + v]
+      }
+    }
+  }
+  acc d: f32 = add
+  for p in 4 unroll(4) {
+    for u in 256 thread(256) {
+      for w in 4 vector(4) {
+        d add= (x[p*1024 + u*4 + w] - s) * (x[p*1024 + u*4 + w] - s)
+      }
+    }
+  }
+  out[0] = s
+  out[1] = d
+}
+"""
+
+
+def test_loops_of_a_block_load_for_themselves() -> None:
+    """What two loops read stays in registers only where the scheduler has decided so; within a loop equal loads are one."""
+    text, _ = emit_module(module_of(parse_kernel(TWICE)), TARGET)
+    assert text.count("= load <4 x float>, ptr addrspace(1)") == 8
