@@ -3,8 +3,8 @@
 A row of unknown length is ``for o in 9 unroll { for t in min(512, n - o*512) thread(512) { … x[o*512 + t] … } }``: nine branches,
 nine addresses.  All addresses are one pointer and a number, and all conditions one difference and a number: ``n - t > o*512``.
 
-Where the row may be of any length, the turns are a loop, and all but the last need no condition: they are a loop of their own, which
-ptxas unrolls with all loads in front.
+Where the row may be of any length, the turns are a loop, and all but the last need no condition: they are a loop of their own,
+which ptxas unrolls with all loads in front.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from lowc.ir.walk import exprs, names, parts
 
 
 def full(loop: For) -> Index | None:
-    """How many turns of ``for o in ceil(n / 512) { for t in min(512, n - o*512) thread(512) { … } }`` all threads take part in; None
-    if ``loop`` is anything else.  At most one turn more follows."""
+    """How many turns of ``for o in ceil(n / 512) { for t in min(512, n - o*512) thread(512) { … } }`` all threads take part in;
+    at most one more follows.  None if ``loop`` is anything else."""
     inner = loop.body[0] if len(loop.body) == 1 else None
     if not isinstance(inner, For) or inner.kind.name != "thread" or constant(loop.axis.extent) is not None:
         return None

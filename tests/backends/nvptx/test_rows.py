@@ -152,7 +152,7 @@ def kernel_in(code: str, name: str) -> str:
 
 
 def test_all_turns_but_the_last_have_no_condition() -> None:
-    """Rows of any length: a loop of whole turns, from a load to the next only the end of the loop, and one turn that may be short."""
+    """Rows of any length: a loop of whole turns, and one turn that may be short."""
     code = kernel_in(nvptx.compile_module(machine("softmax_bf16_odd"), TARGET, Options()).code.decode(), "k")
     assert code.count("ld.global") == 6  # three loops, each with its last turn
     first = code[: code.index("ld.global")]
