@@ -705,6 +705,7 @@ def text(index: Index) -> str:
     return "".join(parts)
 
 
+@lru_cache(1 << 14)
 def text_of_atom(atom: Atom) -> str:
     if isinstance(atom, Axis | Symbol | Opaque):
         return atom.name

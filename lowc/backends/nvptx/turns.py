@@ -1,0 +1,77 @@
+"""What the turns of a thread along a row have in common, computed before the branch that each of them is behind.
+
+A row of unknown length is ``for o in 9 unroll { for t in min(512, n - o*512) thread(512) { … x[o*512 + t] … } }``: nine branches,
+nine addresses.  All addresses are one pointer and a number, and all conditions one difference and a number: ``n - t > o*512``.
+
+Where the row may be of any length, the turns are a loop, and all but the last need no condition: they are a loop of their own,
+which ptxas unrolls with all loads in front.
+"""
+
+from collections.abc import Sequence
+
+from lowc.backends.nvptx import access
+from lowc.backends.nvptx.thread import Lanes, Thread, operand, sized
+from lowc.ir.index import Axis, Index, Min, Opaque, atoms, constant, depends_on, floordiv, ix, maximum, split
+from lowc.ir.nodes import For, If, Load, Stmt, Store
+from lowc.ir.walk import exprs, names, parts
+
+
+def full(loop: For) -> Index | None:
+    """How many turns of ``for o in ceil(n / 512) { for t in min(512, n - o*512) thread(512) { … } }`` all threads take part in;
+    at most one more follows.  None if ``loop`` is anything else."""
+    inner = loop.body[0] if len(loop.body) == 1 else None
+    if not isinstance(inner, For) or inner.kind.name != "thread" or constant(loop.axis.extent) is not None:
+        return None
+    width = inner.kind.width
+    step, count = split(_uncapped(inner.axis.extent, width), loop.axis)
+    if constant(step) != -width or depends_on(count, loop.axis):
+        return None
+    return maximum(floordiv(count, ix(width)), 0) if loop.axis.extent == floordiv(count + (width - 1), ix(width)) else None
+
+
+def within(t: Thread, tid: str, extent: Index, width: int) -> str:
+    """Whether the number of one of ``width`` threads is below ``extent``; "": surely."""
+    extent = _uncapped(extent, width)
+    bits = 32 if t.fits_in_parts(extent) else 64
+    number = sum(c for m, c in extent.terms if not m)
+    end = operand(t, extent - number, bits=bits)[0]
+    if end[0] != "%":
+        number += int(end)
+        return "" if number >= width else t.b.pure(f"icmp slt i32 {tid}, {number}")
+    left = t.b.pure(f"sub i{bits} {end}, {sized(t.b, tid, 32, bits)}")
+    return t.b.pure(f"icmp sgt i{bits} {left}, {-number}")
+
+
+def _uncapped(extent: Index, width: int) -> Index:
+    """``n`` of ``min(width, n)``, below which a thread is as well if it is below the minimum."""
+    atom = extent.terms[0][0][0] if len(extent.terms) == 1 and len(extent.terms[0][0]) == 1 else None
+    if not isinstance(atom, Min) or extent != ix(atom):
+        return extent
+    return atom.b if constant(atom.a) == width else atom.a if constant(atom.b) == width else extent
+
+
+def prepare(t: Thread, body: Sequence[Stmt]) -> None:
+    """Computes the addresses of ``body`` as far as they are known before it."""
+    inside = names(body)
+    for stmt in body:
+        if isinstance(stmt, For) and stmt.kind.name == "vector" and t.lanes is None:
+            t.lanes = Lanes(stmt.axis, stmt.kind.width, 0)
+            _addresses(t, stmt.body, inside - {stmt.axis.name})
+            t.lanes = None
+        else:
+            _addresses(t, (stmt,), inside)
+
+
+def _addresses(t: Thread, body: Sequence[Stmt], unknown: set[str]) -> None:
+    for stmt in body:
+        if isinstance(stmt, For | If):
+            continue
+        accesses: list[Load | Store] = [p for e in exprs(stmt) for p in parts(e) if isinstance(p, Load)]
+        if isinstance(stmt, Store):
+            accesses.append(stmt)
+        for each in accesses:
+            place = each.index[0]
+            if each.buffer.space == "global" and not any(
+                isinstance(a, Opaque) or (isinstance(a, Axis) and a.name in unknown) for a in atoms(place)
+            ):
+                access.prepare(t, each.buffer, place)
