@@ -24,8 +24,8 @@ from lowc.frontend.importer import import_graph
 from lowc.frontend.outside import with_python_numbers
 from lowc.frontend.random import replace_random_ops
 from lowc.frontend.recompiles import log_recompile
-from lowc.frontend.subgraphs import calls_functions, compile_pieces
 from lowc.frontend.saved import keep_copies
+from lowc.frontend.subgraphs import calls_functions, compile_pieces
 from lowc.ir.graph import Graph
 
 log = logging.getLogger("lowc.frontend")
