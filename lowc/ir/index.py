@@ -171,7 +171,6 @@ def multiple_of(index: Index, number: int) -> bool:
     return True
 
 
-@lru_cache(1 << 14)
 def _key(atom: Atom) -> tuple[int, str]:
     if isinstance(atom, Axis | Symbol | Opaque):
         return _RANK[type(atom)], atom.name
