@@ -30,16 +30,22 @@ def full(loop: For) -> Index | None:
 
 
 def within(t: Thread, tid: str, extent: Index, width: int) -> str:
-    """Whether the number of one of ``width`` threads is below ``extent``; "": surely."""
-    extent = _uncapped(extent, width)
-    bits = 32 if t.fits_in_parts(extent) else 64
-    number = sum(c for m, c in extent.terms if not m)
-    end = operand(t, extent - number, bits=bits)[0]
-    if end[0] != "%":
-        number += int(end)
-        return "" if number >= width else t.b.pure(f"icmp slt i32 {tid}, {number}")
-    left = t.b.pure(f"sub i{bits} {end}, {sized(t.b, tid, 32, bits)}")
-    return t.b.pure(f"icmp sgt i{bits} {left}, {-number}")
+    """Whether the number of one of ``width`` threads is below ``extent``."""
+    whole = _uncapped(extent, width)
+    number = sum(c for m, c in whole.terms if not m)
+    common = operand(t, whole - number, bits=32)[0] if _unrolled(t, whole) and t.fits_in_parts(whole) else ""
+    if common[:1] != "%":
+        end, bits = operand(t, extent)
+        return t.b.pure(f"icmp slt i{bits} {sized(t.b, tid, 32, bits)}, {end}")
+    left = t.b.pure(f"sub i32 {common}, {tid}")
+    return t.b.pure(f"icmp sgt i32 {left}, {-number}")
+
+
+def _unrolled(t: Thread, extent: Index) -> bool:
+    """Whether what ``extent`` has of turns is a number, not the axis of a loop in the code, so that turns have a difference in
+    common."""
+    axes = [a for a in atoms(extent) if isinstance(a, Axis)]
+    return all(isinstance(t.axes[a.name], int) or a.name in t.blocks for a in axes)
 
 
 def _uncapped(extent: Index, width: int) -> Index:
