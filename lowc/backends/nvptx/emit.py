@@ -427,11 +427,28 @@ class Emitter:
         bits = 32 if self.t.fits(whole) and self.t.fits(stmt.axis.extent) else 64
         full, end = (operand(self.t, i, bits=bits)[0] for i in (whole, stmt.axis.extent))
         self.covered.add(id(stmt.body[0]))
-        self.counted_loop(stmt, "0", full, bits, False)
+        start = self.groups(stmt, full, bits) if turns.light(stmt) else "0"
+        self.counted_loop(stmt, start, full, bits, False)
         self.covered.remove(id(stmt.body[0]))
         more = self.b.pure(f"icmp slt i{bits} {full}, {end}")
         self.t.axes[stmt.axis.name] = (full, bits)
         self.b.branch(more, [], lambda: self.nothing(lambda: self.scoped(stmt.body)))
+
+    def groups(self, stmt: For, full: str, bits: int) -> str:
+        """A loop over groups of turns; gives the first turn after it."""
+
+        def each(index: str, _: list[str]) -> Sequence[str]:
+            first = self.b.pure(f"mul i{bits} {index}, {turns.GROUP}")
+            for n in range(turns.GROUP):
+                self.t.axes[stmt.axis.name] = (self.b.pure(f"add i{bits} {first}, {n}"), bits)
+                self.scoped(stmt.body)
+            return ()
+
+        count = self.b.pure(f"sdiv i{bits} {full}, {turns.GROUP}")
+        self.loops += 1
+        self.b.loop("0", count, 1, [], each, False, f"i{bits}")
+        self.loops -= 1
+        return self.b.pure(f"mul i{bits} {count}, {turns.GROUP}")
 
     def lanes_in(self, index: Index) -> range:
         return range(lanes_of(self.t, (index,)))

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from lowc.backends.nvptx import access
 from lowc.backends.nvptx.thread import Lanes, Thread, operand, sized
 from lowc.ir.index import Axis, Index, Min, Opaque, atoms, constant, depends_on, floordiv, ix, maximum, split
-from lowc.ir.nodes import For, If, Load, Stmt, Store
-from lowc.ir.walk import exprs, names, parts
+from lowc.ir.nodes import For, If, Load, Op, Stmt, Store
+from lowc.ir.walk import exprs, names, parts, statements
 
 
 def full(loop: For) -> Index | None:
@@ -27,6 +27,24 @@ def full(loop: For) -> Index | None:
     if constant(step) != -width or depends_on(count, loop.axis):
         return None
     return maximum(floordiv(count, ix(width)), 0) if loop.axis.extent == floordiv(count + (width - 1), ix(width)) else None
+
+
+GROUP = 8
+"""Turns in one iteration of a loop over light ones, so that as many loads are under way: ptxas takes four by itself."""
+LIGHT = 16  # operations of a turn, over all lanes
+
+
+def light(loop: For) -> bool:
+    """Whether a turn of ``loop`` is little but a load or two."""
+    loads, operations = 0, 0
+    for stmt in statements(loop.body):
+        if isinstance(stmt, If):
+            return False
+        lanes = max([s.kind.width for s in statements(loop.body) if isinstance(s, For) and s.kind.name == "vector"], default=1)
+        for part in (p for e in exprs(stmt) for p in parts(e)):
+            loads += isinstance(part, Load)
+            operations += lanes * isinstance(part, Op)
+    return 0 < loads <= 2 and operations <= LIGHT
 
 
 def within(t: Thread, tid: str, extent: Index, width: int) -> str:
