@@ -64,13 +64,15 @@ def _copied(graph: fx.Graph, chain: list[fx.Node], copies: dict[fx.Node, fx.Node
     for before, node in pairwise(chain):
         if node not in copies:
             with graph.inserting_after(node):
-                copies[node] = _typed(graph.call_function(node.target, (copies[before], *node.args[1:]), node.kwargs))
+                args = (copies[before], *node.args[1:])
+                copies[node] = _typed(graph.create_node("call_function", node.target, args, node.kwargs))
     return copies[chain[-1]]
 
 
 def _typed(node: fx.Node) -> fx.Node:
     """``node`` with the type of its result."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    op: Any = node.target
     with node.all_input_nodes[0].meta["val"].fake_mode:
-        node.meta["val"] = node.target(*args, **kwargs)
+        node.meta["val"] = op(*args, **kwargs)
     return node
