@@ -18,6 +18,7 @@ from tests.backends.nvptx.kernels import Case
 
 pytest.importorskip("llvmlite")
 from lowc.backends import nvptx  # noqa: E402
+from lowc.backends.nvptx import turns  # noqa: E402
 from lowc.backends.nvptx.module import emit_module  # noqa: E402
 
 SIMULATED = nvptx.target((7, 0), 80, 12040, 6 << 20)  # without instructions for bf16, which the simulator does not have either
@@ -152,12 +153,15 @@ def kernel_in(code: str, name: str) -> str:
 
 
 def test_all_turns_but_the_last_have_no_condition() -> None:
-    """Rows of any length: a loop of whole turns, and one turn that may be short."""
+    """Rows of any length: a loop of eight whole turns, one of those left, and one turn that may be short."""
     code = kernel_in(nvptx.compile_module(machine("softmax_bf16_odd"), TARGET, Options()).code.decode(), "k")
-    assert code.count("ld.global") == 6  # three loops, each with its last turn
-    first = code[: code.index("ld.global")]
-    loop = first[first.rindex("\n$L") :]
-    assert "bra" not in loop and "setp" not in loop
+    assert code.count("ld.global") == 3 * (turns.GROUP + 1 + 1)  # three loops over the row
+    blocks = re.split(r"\n\$L", code)
+    loads = [block.count("ld.global") for block in blocks]
+    assert loads.count(turns.GROUP) == 3
+    for block in blocks:
+        if block.count("ld.global") == turns.GROUP:
+            assert block.count("bra") == block.count("setp") == 1  # at its end
 
 
 @pytest.mark.parametrize("name", ["bias_f32", "bias_bf16", "columns"])
