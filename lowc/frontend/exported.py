@@ -7,8 +7,10 @@ The graph's inputs are the user's tensors, then the weights; all results are ten
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -68,10 +70,7 @@ def export(
     ``dynamic``: True for every size of every tensor, or what ``torch.export.export`` takes as ``dynamic_shapes``.  Raises
     LowcError where torch cannot export it.
     """
-    module: Any = fn
-    if not isinstance(fn, torch.nn.Module):
-        module = torch.nn.Module()
-        module.forward = fn  # with its own signature, by which inputs have their names
+    module = fn if isinstance(fn, torch.nn.Module) else _module(fn)
     shapes = tuple(_all_dynamic(given) for given in inputs) if dynamic is True else dynamic
     try:
         with warnings.catch_warnings():
@@ -82,6 +81,17 @@ def export(
         raise LowcError(
             f"torch.export cannot export it: {type(error).__name__}: {lines[0]}", hint="the model must be one graph of torch's"
         ) from error
+
+
+def _module(fn: Callable[..., Any]) -> torch.nn.Module:
+    """``fn`` as a module.  Torch notes the user's lines in functions by the name of ``forward`` only, so it gets that."""
+    module: Any = torch.nn.Module()
+    module.forward = fn
+    if isinstance(fn, FunctionType):
+        code = fn.__code__.replace(co_name="forward", co_qualname="forward")
+        module.forward = FunctionType(code, fn.__globals__, "forward", fn.__defaults__, fn.__closure__)
+        module.forward.__kwdefaults__ = fn.__kwdefaults__
+    return module
 
 
 def _all_dynamic(given: Any) -> Any:
@@ -102,7 +112,8 @@ def program_graph(program: torch.export.ExportedProgram, name: str, keep: Collec
     _check_pure(gm, signature)
     merge_equal_nodes(gm.graph)
     gm.graph.eliminate_dead_code()
-    graph, constants = import_graph(gm, "inference")
+    with _ranges(program):
+        graph, constants = import_graph(gm, "inference")
     own = dict(zip((i.name for i in graph.inputs[len(graph.inputs) - len(constants) :]), constants, strict=True))
     given, weights, targets = _sorted_inputs(program, graph, own)
     graph, weights = _dense(graph, given, weights)
@@ -119,6 +130,24 @@ def _table(keep: Collection[str]) -> dict[Any, Callable[..., Any]]:
         op: function for op, function in materialized.items() if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
     }
     return table | decompositions(keep) | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: attention}
+
+
+@contextmanager
+def _ranges(program: torch.export.ExportedProgram) -> Iterator[None]:
+    """Sizes have the ranges that the program promises.  While it traces, torch leaves out 0 and 1, which it may nevertheless be
+    called with."""
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    numbers = [n for v in values if isinstance(v, torch.Tensor) for n in v.shape if isinstance(n, torch.SymInt)]
+    if not numbers:
+        yield
+        return
+    ranges: Any = numbers[0].node.shape_env.var_to_range
+    before = dict(ranges)
+    ranges.update({symbol: allowed for symbol, allowed in program.range_constraints.items() if symbol in ranges})
+    try:
+        yield
+    finally:
+        ranges.update(before)
 
 
 def _check_pure(gm: fx.GraphModule, signature: Any) -> None:

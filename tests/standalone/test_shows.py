@@ -33,7 +33,7 @@ except ImportError:
 
 SHOWS = {
     "mlp": (models.mlp, None, [(5, 19)]),
-    "mlp_any_batch": (models.mlp, {0: torch.export.Dim("batch", min=1, max=512)}, [(1, 19), (2, 19), (77, 19), (512, 19)]),
+    "mlp_any_batch": (models.mlp, {0: torch.export.Dim("batch", max=512)}, [(0, 19), (1, 19), (2, 19), (77, 19), (512, 19)]),
     "resnet": (models.resnet, None, [(3, 3, 27, 29)]),
     "gpt": (models.gpt, {1: torch.export.Dim("time", min=1, max=31)}, [(2, 1), (2, 2), (2, 17), (2, 31)]),
 }
