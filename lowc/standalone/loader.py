@@ -41,7 +41,7 @@ def load_content(content: memoryview, path: str, *, level: str | None = None) ->
     manifest = read_manifest(container)
     constants = _constants(container, manifest, os.path.dirname(os.path.abspath(path)))
     codes = manifest.code if level is None else tuple(c for c in manifest.code if c.level == level)
-    if not codes:
+    if level is not None and not codes:
         levels = ", ".join(c.level for c in manifest.code)
         raise LowcError(f"{path} has no code for {level}", hint=f"it has {levels}")
     code = cpu.best(codes)

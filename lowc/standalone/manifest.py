@@ -100,7 +100,7 @@ def from_json(data: Any) -> Manifest:
         for s in data["symbols"]
     )
     known = frozenset(s.name for s in symbols)
-    return Manifest(
+    made = Manifest(
         _text(data["name"]),
         symbols,
         tuple(_tensor(t, known) for t in data["inputs"]),
@@ -115,6 +115,35 @@ def from_json(data: Any) -> Manifest:
         data["weights_file"],
         int(data["abi"]),
     )
+    _check(made)
+    return made
+
+
+def _check(made: Manifest) -> None:
+    """Raises ValueError if something refers to what is not there."""
+    counts = {
+        "input": len(made.inputs), "weight": len(made.weights), "output": len(made.outputs), "symbol": len(made.symbols),
+        "workspace": 1,
+    }  # fmt: skip
+    for code in made.code:
+        for kind, number in code.slots:
+            if not 0 <= number < counts.get(kind, 0):
+                raise ValueError(f"a slot holds {kind} {number}, which is not there")
+    for symbol in made.symbols:
+        number, dim, factor, _ = symbol.source
+        if not (0 <= number < len(made.inputs) and 0 <= dim < len(made.inputs[number].shape) and factor > 0):
+            raise ValueError(f"the size {symbol.name} is not where it should be")
+    if any(not 0 <= number < len(made.outputs) for number in _leaves(made.returns)):
+        raise ValueError("an output is returned that is not there")
+
+
+def _leaves(structure: Any) -> list[int]:
+    if structure is None or isinstance(structure, int):
+        return [] if structure is None else [structure]
+    kind, inner = structure
+    if kind not in ("tuple", "list", "dict"):
+        raise ValueError(f"results come in a {kind}")
+    return [number for part in (inner.values() if kind == "dict" else inner) for number in _leaves(part)]
 
 
 def _code(data: Any, known: frozenset[str]) -> Code:

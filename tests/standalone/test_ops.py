@@ -34,7 +34,8 @@ CONVOLUTIONS: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     ("conv3d", {"kernel_size": (2, 3, 1), "stride": (1, 2, 1), "padding": 1}, (1, 6, 5, 6, 4)),
     ("conv_transpose1d", {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1}, (2, 6, 9)),
     ("conv_transpose2d", {"kernel_size": 2, "stride": 2}, (2, 6, 5, 4)),
-    ("conv_transpose2d", {"kernel_size": (3, 4), "stride": (2, 1), "padding": (2, 1), "dilation": (2, 1), "groups": 3}, (2, 6, 5, 7)),
+    ("conv_transpose2d", {"kernel_size": (3, 4), "stride": (2, 1), "padding": (2, 1), "dilation": (2, 1), "groups": 3},
+     (2, 6, 5, 7)),
     ("conv_transpose3d", {"kernel_size": 3, "stride": 2, "bias": False}, (1, 6, 3, 2, 3)),
 ]  # fmt: skip
 
@@ -69,7 +70,8 @@ def test_attention() -> None:
     check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), *qkv(2, 3, 9, 8))
     check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3), *qkv(2, 3, 9, 8, dtype=torch.float64))
     q, k, v = qkv(1, 2, 6, 4)
-    check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), q, *(torch.randn(1, 2, 9, 4) for _ in range(2)))
+    k, v = torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4)
+    check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v)
     bf16 = qkv(2, 3, 9, 8, dtype=torch.bfloat16)
     check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), *bf16, tolerance=2e-2)
 
