@@ -22,7 +22,7 @@ from lowc.ir.index import FloorDiv, Index, Max, Min, Mod, Symbol, constant, spli
 from lowc.ir.nodes import Buffer, Extern, Launch, Module, View
 from lowc.ir.walk import exprs, has_check, statements, storage_size
 from lowc.options import Options
-from lowc.standalone import container, cpu, loader, manifest, threads, weights
+from lowc.standalone import container, cpu, library, loader, manifest, threads, weights
 from lowc.standalone.call import Model
 from lowc.standalone.dtypes import NUMBERS
 from lowc.standalone.files import write_whole
@@ -155,8 +155,10 @@ def compile_program(
                 raise InternalError(error) from error
             sections[code.section] = content
             codes.append(code)
+        made, parts = replace(base, code=tuple(codes)), _weights(exported)
+        sections[library.ENTRY] = _entry(made, parts)
         tell("done", steps, steps)
-    return Package(replace(base, code=tuple(codes)), sections, _weights(exported), kernels, texts)
+    return Package(made, sections, parts, kernels, texts)
 
 
 EMIT = ("ir", "ll", "asm", "obj")
@@ -246,6 +248,16 @@ _ALIGN = 64
 def _serial() -> bytes:
     made: Any = import_module("lowc.backends.x86.serial")
     return made.code()
+
+
+def _entry(made: manifest.Manifest, parts: Sequence[bytes | memoryview]) -> bytes:
+    """The object file with the C interface."""
+    entry: Any = import_module("lowc.backends.x86.entry")
+    needs: list[list[Any]] = []
+    for code in made.code:
+        bits, saved = cpu.cpuid_bits(code.needs)
+        needs.append([entry.Need(*row) for row in bits] + ([entry.Need(0, 0, 0, saved, True)] if saved else []))
+    return entry.code(made, library.OWN, NUMBERS, needs, weights.offsets(parts, [t.key for t in made.weights]))
 
 
 # ---------------------------------------------------------------- the manifest

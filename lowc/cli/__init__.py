@@ -4,11 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lowc.cli import bench, cache, compile, dump, explain, opt, run, view
+from lowc.cli import bench, cache, compile, dump, explain, link, opt, run, view
 from lowc.cli.versions import versions
 from lowc.errors import LowcError
 
-COMMANDS = (dump, explain, view, bench, opt, cache, compile, run)
+COMMANDS = (dump, explain, view, bench, opt, cache, compile, run, link)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

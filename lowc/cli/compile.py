@@ -141,14 +141,9 @@ def _summary(made: "Package", output: str, weights: str, sizes: Sequence[int], s
 
 
 def _dims(shape: Sequence[Any]) -> str:
-    return ", ".join(_text(n) for n in shape)
+    from lowc.standalone.header import size_text
 
-
-def _text(tree: Any) -> str:
-    if not isinstance(tree, list):
-        return str(tree)
-    name, a, b = tree
-    return f"{name}({_text(a)}, {_text(b)})" if name in ("min", "max") else f"({_text(a)} {name} {_text(b)})"
+    return ", ".join(map(size_text, shape))
 
 
 def _bytes(count: int) -> str:

@@ -34,12 +34,11 @@ def attention(
         scores = torch.where(columns <= rows, scores, -math.inf)
     if attn_mask is not None:
         scores = torch.where(attn_mask, scores, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    largest = scores.amax(-1, keepdim=True)
-    # A row of which all is masked out is NaN in eager's formula, and 0 in its kernel; shifting by a finite number gives 0 / 0.
-    shifted = (scores - torch.where(largest == -math.inf, 0.0, largest)).exp()
-    total = shifted.sum(-1, keepdim=True)
-    weights = torch.where(total == 0, 0.0, shifted / total)
+        # a row of which all is masked out: 0 in ATen's kernel, and NaN by the formula
+        weights = torch.ops.aten._safe_softmax.default(scores, -1)
+    else:
+        weights = torch.softmax(scores, -1)
     result = torch.matmul(weights, value.to(wide)).to(dtype)
     # ATen's result is [B, L, H, E] in memory, seen as [B, H, L, E].
     dense = result.transpose(1, 2).contiguous().transpose(1, 2)
-    return dense, (total.log() + largest).squeeze(-1).float()
+    return dense, torch.logsumexp(scores, -1).float()

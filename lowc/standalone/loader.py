@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def load_content(content: memoryview, path: str, *, level: str | None = None) ->
     container = Container(content, path)
     container.check()
     manifest = read_manifest(container)
-    constants = _constants(container, manifest, os.path.dirname(os.path.abspath(path)))
+    constants = _constants(container, manifest)
     codes = manifest.code if level is None else tuple(c for c in manifest.code if c.level == level)
     if level is not None and not codes:
         levels = ", ".join(c.level for c in manifest.code)
@@ -70,23 +71,12 @@ def read_manifest(container: Container) -> Manifest:
         raise container.error(f"its manifest cannot be read ({type(error).__name__}: {error})", _AGAIN) from error
 
 
-def _constants(container: Container, manifest: Manifest, folder: str) -> list[np.ndarray]:
-    """The weights in the order of the manifest, each as it should be."""
-    if manifest.weights_file is None:
-        try:
-            found = weights.read(container.section("weights")) if manifest.weights else {}
-        except ValueError as error:
-            raise container.error(f"its weights cannot be read ({error})", _AGAIN) from error
-        path = container.path
-    else:
-        path, found = _beside(manifest.weights_file, folder)
-    return [_constant(found, tensor, path) for tensor in manifest.weights]
-
-
-def _beside(row: Mapping[str, Any], folder: str) -> tuple[str, Mapping[str, Any]]:
-    """The path and the tensors of the weights' file in ``folder``."""
-    from hashlib import sha256
-
+def weights_content(container: Container, manifest: Manifest) -> memoryview:
+    """The safetensors file of the weights, in ``container`` or beside it.  Raises LowcError if it is missing or damaged."""
+    row = manifest.weights_file
+    if row is None:
+        return container.section("weights")
+    folder = os.path.dirname(os.path.abspath(container.path))
     name = str(row["name"])
     path = os.path.join(folder, os.path.basename(name))
     if not os.path.exists(path):
@@ -96,10 +86,17 @@ def _beside(row: Mapping[str, Any], folder: str) -> tuple[str, Mapping[str, Any]
     content = read_file(path)
     if len(content) != row["size"] or sha256(content).hexdigest() != row["sha256"]:
         raise weights.refused(path, "they are not those that the artifact was made with, or damaged")
+    return content
+
+
+def _constants(container: Container, manifest: Manifest) -> list[np.ndarray]:
+    """The weights in the order of the manifest, each as it should be."""
+    path = container.path if manifest.weights_file is None else str(manifest.weights_file["name"])
     try:
-        return path, weights.read(content)
+        found = weights.read(weights_content(container, manifest)) if manifest.weights else {}
     except ValueError as error:
         raise weights.refused(path, str(error)) from error
+    return [_constant(found, tensor, path) for tensor in manifest.weights]
 
 
 def _constant(found: Mapping[str, Any], tensor: Tensor, path: str) -> np.ndarray:

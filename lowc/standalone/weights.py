@@ -6,7 +6,7 @@ The format is huggingface/safetensors'; data begins at a multiple of 64 bytes, e
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,12 @@ def write(tensors: Mapping[str, tuple[str, tuple[int, ...], memoryview]]) -> lis
     text = json.dumps(head).encode()
     text = text.ljust(-(-(len(text) + 8) // _ALIGN) * _ALIGN - 8)
     return [struct.pack("<Q", len(text)), text, *parts]
+
+
+def offsets(parts: Sequence[bytes | memoryview], keys: Sequence[str]) -> list[int]:
+    """Where the data of each of ``keys`` begins in the file that ``write`` made."""
+    head = json.loads(bytes(parts[1]))
+    return [8 + len(parts[1]) + head[key]["data_offsets"][0] for key in keys]
 
 
 def read(content: memoryview) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
