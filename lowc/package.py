@@ -141,7 +141,7 @@ def compile_program(
         tell("lowering", 1, steps)
         module = _lowered(exported, options)
         base = _manifest(exported, name, options)
-        sections: dict[str, bytes] = {threads.SERIAL: _serial()}
+        sections = {threads.SERIAL: _object("serial"), threads.POOL: _object("pool")}
         codes: list[manifest.Code] = []
         kernels: dict[str, int] = {}
         texts: dict[str, dict[str, str | bytes]] = {}
@@ -245,8 +245,9 @@ def _placed(module: Module) -> Module:
 _ALIGN = 64
 
 
-def _serial() -> bytes:
-    made: Any = import_module("lowc.backends.x86.serial")
+def _object(name: str) -> bytes:
+    """One of the object files that are the same in all artifacts."""
+    made: Any = import_module(f"lowc.backends.x86.{name}")
     return made.code()
 
 

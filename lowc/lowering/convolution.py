@@ -35,7 +35,7 @@ def convolution(
 ) -> Value:
     """aten.convolution of [N, C, spatial…]; sums are taken in f32, or f64, and rounded once."""
     if not b.alone:
-        raise NotLowered("a library's")
+        raise NotLowered("a library's (lowc's own in artifacts)")
     spatial = len(input.shape) - 2
     if len(out.shape) != len(input.shape) or spatial < 1 or input.dtype != weight.dtype or input.dtype.kind != "f":
         raise NotLowered(f"a convolution of {input.dtype}{list(input.shape)} and {weight.dtype}{list(weight.shape)}")

@@ -37,7 +37,7 @@ def write_library(
     inputs = [shared.Input(_section(container, ENTRY), {f"{OWN}_{name}": f"{prefix}_{name}" for name in FUNCTIONS})]
     for number, code in enumerate(codes):
         inputs.append(shared.Input(_section(container, code.section), {code.symbol: f"run.{number}"}))
-    inputs.append(shared.Input(_section(container, threads.SERIAL), _NONE))
+    inputs.append(shared.Input(_section(container, threads.POOL), _NONE))
     exports = [f"{prefix}_{name}" for name in FUNCTIONS]
     parts = shared.link(inputs, exports, os.path.basename(os.fspath(library)), [weights] if len(weights) else (), WEIGHTS)
     size = write_whole(library, parts, 0o777)

@@ -126,7 +126,7 @@ class _Linker:
         end_code = jumps + _JUMP * len(self.jumps)
         data = table = _up(end_code, _PAGE)
         dynamic = _up(table + 8 * len(self.table), 16)
-        end = self._place(dynamic + 16 * (len(NEEDED) + 9), WRITE)
+        end = self._place(dynamic + 16 * (len(NEEDED) + 11), WRITE)
         tables, table_names, title_offset = _tables(
             (".text", 1, 6, code, end_code, 0, 16), (".dynsym", 11, 2, at_symbols, at_hash, 3, 8),
             (".dynstr", 3, 2, at_strings, at_strings + len(strings), 0, 1), (".dynamic", 6, 3, dynamic, end, 3, 16),
@@ -154,6 +154,7 @@ class _Linker:
         tags = [(1, offsets[library]) for library in NEEDED]
         tags += [(14, offsets[name]), (4, at_hash), (5, at_strings), (6, at_symbols), (10, len(strings)), (11, 24)]
         tags += [(7, at_relocations), (8, len(relocations)), (9, 24)]
+        tags += [(0x6FFFFFFB, 8)]  # is never unloaded: its threads would run on in code that is gone
         image[dynamic : dynamic + 16 * len(tags)] = b"".join(struct.pack("<QQ", *tag) for tag in tags)
         segments = [
             (1, 4, 0, end_constants),

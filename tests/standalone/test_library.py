@@ -1,17 +1,16 @@
 """The C interface: shared libraries made of artifacts, called from C and through ctypes."""
 
-import ctypes
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import alone
 import models
 import numpy as np
 import pytest
 import torch
+from capi import Library, tensors
 
 from lowc import package
 from lowc.backends.x86.entry import MESSAGES
@@ -19,54 +18,9 @@ from lowc.cli import main
 from lowc.errors import CodegenError, LowcError, OptionError
 from lowc.frontend.exported import export
 from lowc.standalone import shared
-from lowc.standalone.dtypes import NUMBERS
 from lowc.standalone.library import write_library
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("sizes", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("rank", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-    )
-
-
-class Library:
-    """A library through ctypes.  ``run`` returns the code."""
-
-    def __init__(self, path: Path, prefix: str = "lowc") -> None:
-        self.functions = {}
-        library = ctypes.CDLL(str(path))
-        for name, count in (("run", 6), ("sizes", 3), ("workspace", 2), ("message", 1)):
-            function = getattr(library, f"{prefix}_{name}")
-            function.restype = ctypes.c_char_p if name == "message" else ctypes.c_int64
-            function.argtypes = [ctypes.c_int64 if name == "message" else ctypes.c_void_p] * count
-            self.functions[name] = function
-
-    def run(self, inputs: Any, outputs: Any, workspace: int = 0, size: int = 0) -> int:
-        return self.functions["run"](*inputs, *outputs, workspace, size)
-
-    def message(self, code: int) -> str:
-        return self.functions["message"](code).decode()
-
-
-def tensors(*arrays: np.ndarray, strided: bool = False) -> tuple[Any, int]:
-    """An array of lowc_tensor, and how many; it keeps what it points to."""
-    made = (Tensor * max(len(arrays), 1))()
-    kept = []
-    for place, array in zip(made, arrays):
-        sizes = np.array(array.shape, np.int64)
-        strides = np.array([n // array.itemsize for n in array.strides], np.int64)
-        kept += [sizes, strides, array]
-        name = {"float32": "f32", "float64": "f64", "int64": "i64"}[array.dtype.name]
-        place.data, place.sizes, place.strides = array.ctypes.data, sizes.ctypes.data, strides.ctypes.data if strided else None
-        place.rank, place.dtype = array.ndim, NUMBERS[name]
-    made.kept = kept  # type: ignore[attr-defined]
-    return made, len(arrays)
 
 
 @pytest.fixture(scope="module")
@@ -251,3 +205,55 @@ def test_checks_of_the_model(tmp_path: Path) -> None:
     np.testing.assert_array_equal(out, table[[3, 1]])
     assert library.run(tensors(table, np.array([3, 4])), tensors(out)) == 1
     assert library.message(1) == "index out of range"
+
+
+def large(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x @ w, -1)
+
+
+THREADS = """
+import ctypes, os, sys, threading
+import numpy as np
+sys.path.insert(0, sys.argv[2])
+from capi import Library, tensors
+library = Library(sys.argv[1])
+x, w = np.load("in.npz").values()
+wanted = np.load("out.npy")
+
+def call():
+    y = np.zeros((x.shape[0], w.shape[1]), np.float32)
+    assert library.run(tensors(x, w), tensors(y)) == 0
+    assert np.array_equal(y, wanted)
+
+for _ in range(50):
+    call()
+print(len(os.listdir("/proc/self/task")))
+callers = [threading.Thread(target=lambda: [call() for _ in range(50)]) for _ in range(4)]
+for caller in callers:
+    caller.start()
+for caller in callers:
+    caller.join()
+child = os.fork()
+if not child:
+    call()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+call()
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "5"])
+def test_the_pool_of_threads(threads: str, tmp_path: Path) -> None:
+    """The same bits on any number of threads, from several callers at once, and after a fork."""
+    torch.manual_seed(0)
+    inputs = torch.randn(193, 64), torch.randn(64, 512)
+    made = package.compile_program(export(large, inputs), levels=("x86-64",))
+    made.save(tmp_path / "m.lowc")
+    write_library(tmp_path / "m.lowc", tmp_path / "lib.so")
+    np.savez(tmp_path / "in.npz", *(x.numpy() for x in inputs))
+    np.save(tmp_path / "out.npy", made.load()(*inputs).numpy())
+    torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "out.npy")), large(*inputs))
+    here = str(Path(__file__).parent)
+    count = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": "1"}
+    done = alone.python(tmp_path, "-c", THREADS, str(tmp_path / "lib.so"), here, **count)
+    assert int(done.stdout) == int(threads)
