@@ -283,6 +283,7 @@ def _manifest(exported: "Exported", name: str, options: Options) -> manifest.Man
         tuple(_tensor(i.name, i.meta, key) for i, key in zip(fixed, exported.weights, strict=True)),
         tuple(outputs),
         exported.returns,
+        tuple((tree, shown) for shown, tree in ((t, _condition(c)) for t, c in exported.conditions) if not isinstance(tree, int)),
         (),
         options.numerics,
         __version__,
@@ -321,6 +322,15 @@ def _slots(names: Sequence[str], module: Module, exported: "Exported") -> tuple[
             places[output.buffer.name] = ("output", number)
     places |= {symbol.name: ("symbol", number) for number, symbol in enumerate(exported.graph.symbols)}
     return tuple(places[name] for name in names)
+
+
+def _condition(condition: Any) -> manifest.Tree:
+    """A condition of ``frontend.guards`` as the manifest has it; a number if it does not depend on the call."""
+    if isinstance(condition, Index):
+        return _tree(condition)
+    name, a, b = condition
+    tree: list[Any] = [name, _condition(a), _condition(b)]
+    return manifest.value(tree, {}) if all(isinstance(part, int) for part in tree[1:]) else tree
 
 
 def _trees(indices: Sequence[Index]) -> tuple[manifest.Tree, ...]:

@@ -28,6 +28,7 @@ from lowc.errors import LowcError
 from lowc.frontend.attention import attention
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
+from lowc.frontend.guards import Condition, conditions
 from lowc.frontend.importer import import_graph
 from lowc.ir.graph import Graph, GraphArg, Input, Node, Ref, TensorMeta
 from lowc.ir.index import Index, contiguous_strides, ix
@@ -38,13 +39,15 @@ _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 @dataclass(frozen=True, slots=True)
 class Exported:
     """``graph``: its inputs are ``inputs`` (tensors of a call, by the user's names), then ``weights`` (by their names in the
-    model).  ``outputs``: names of the graph's outputs.  ``returns``: see ``standalone.manifest.Manifest``."""
+    model).  ``outputs``: names of the graph's outputs.  ``returns``: see ``standalone.manifest.Manifest``.
+    ``conditions``: what sizes must be beyond their ranges, see ``guards``."""
 
     graph: Graph
     inputs: tuple[str, ...]
     weights: dict[str, torch.Tensor]
     outputs: tuple[str, ...]
     returns: Any
+    conditions: list[tuple[str, Condition]]
 
 
 def load_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
@@ -105,6 +108,7 @@ def program_graph(program: torch.export.ExportedProgram, name: str, keep: Collec
     Raises LowcError for a program that changes its inputs or buffers, or takes or returns what is no tensor or size, Unsupported
     for what cannot be written down.
     """
+    guards: list[str] = list(getattr(program, "_guards_code", ()))  # which decomposing forgets
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = program.run_decompositions(_table(keep))
@@ -118,7 +122,9 @@ def program_graph(program: torch.export.ExportedProgram, name: str, keep: Collec
     given, weights, targets = _sorted_inputs(program, graph, own)
     graph, weights = _dense(graph, given, weights)
     graph, outputs, returns = _results(graph, program)
-    return Exported(graph, tuple(i.name for i in given), {targets[n]: w for n, w in weights.items()}, outputs, returns)
+    metas = {i.name: i.meta for i in given if isinstance(i.meta, TensorMeta)}
+    named = {targets[n]: w for n, w in weights.items()}
+    return Exported(graph, tuple(metas), named, outputs, returns, conditions(guards, metas))
 
 
 def _table(keep: Collection[str]) -> dict[Any, Callable[..., Any]]:

@@ -130,6 +130,12 @@ class Model:
             actual = [n // array.itemsize for n in array.strides]
             if array.size and any(n > 1 and s != a for n, s, a in zip(wanted, strides, actual)):
                 self._refuse(tensor, f"has strides {tuple(actual)}, not {strides}", "copy it, with numpy.ascontiguousarray say")
+        for tree, shown_ in self.manifest.conditions:
+            if not value(tree, sizes):
+                found = ", ".join(f"{t.name}{list(a.shape)}" for t, a in zip(self.inputs, arrays, strict=True))
+                raise LowcError(
+                    f"{self.name} is for inputs with {shown_} only, not for {found}", hint="export it for such sizes"
+                )
         return sizes
 
     def _refuse(self, tensor: Tensor, what: str, hint: str) -> None:

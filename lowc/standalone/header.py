@@ -76,6 +76,7 @@ def text(manifest: Manifest, prefix: str) -> str:
         f"#define {prefix.upper()}_OUTPUTS {len(manifest.outputs)}",
         *(f"/* output {n}: {_output(output)} */" for n, output in enumerate(manifest.outputs)),
         *(f"/* size {s.name}: {s.low} to {'any' if s.high is None else s.high} */" for s in manifest.symbols),
+        *(f"/* with {shown} */" for _, shown in manifest.conditions),
         "",
         _FUNCTIONS.format(prefix=prefix, PREFIX=prefix.upper()),
         "#ifdef __cplusplus",

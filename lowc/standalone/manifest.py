@@ -1,12 +1,12 @@
 """What an artifact says of itself, as plain data and as JSON.
 
 Sizes that are known only when called are trees of numbers, names and operations, ``["+", ["*", 4, "s0"], 1]``: ``value`` does the
-arithmetic.  A tensor has a name, a dtype (lowc's names: "f32"), sizes and strides in elements.
+arithmetic; comparisons are 1 or 0.  A tensor has a name, a dtype (lowc's names: "f32"), sizes and strides in elements.
 
     {"abi": 1, "name": "model", "lowc": "0.1.0", "numerics": "fast",
      "symbols": [{"name": "s0", "low": 2, "high": 64, "from": [input, dimension, factor, added]}, ...],
      "inputs": [tensor, ...], "weights": [tensor and its key, ...], "outputs": [tensor, or a size], "returns": structure,
-     "weights_file": null or {"name", "size", "sha256"},
+     "conditions": [[tree that is not 0, as a person reads it], ...], "weights_file": null or {"name", "size", "sha256"},
      "code": [{"level": "x86-64-v3", "needs": [flags of /proc/cpuinfo], "section": "x86-64-v3.o", "format": "elf",
                "symbol": function, "slots": [["input", 0], ["weight", 3], ["output", 0], ["workspace", 0], ["symbol", 0], ...],
                "workspace": tree, "checks": {number of a step: ops and lines}}, ...]}
@@ -73,7 +73,8 @@ class Code:
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """See the top of this file.  ``returns``: the structure of what a call returns: a number of an output, None, ["tuple", ...],
-    ["list", ...] or ["dict", {name: ...}].  ``code``: the best first."""
+    ["list", ...] or ["dict", {name: ...}].  ``conditions``: on sizes, beyond
+    their ranges.  ``code``: the best first."""
 
     name: str
     symbols: tuple[Symbol, ...]
@@ -81,6 +82,7 @@ class Manifest:
     weights: tuple[Tensor, ...]
     outputs: tuple[Tensor | Size, ...]
     returns: Any
+    conditions: tuple[tuple[Tree, str], ...]
     code: tuple[Code, ...]
     numerics: str
     lowc: str
@@ -109,6 +111,7 @@ def from_json(data: Any) -> Manifest:
             _tensor(t, known) if "dtype" in t else Size(_text(t["name"]), _tree(t["value"], known)) for t in data["outputs"]
         ),
         data["returns"],
+        tuple((_tree(tree, known), _text(shown)) for tree, shown in data["conditions"]),
         tuple(_code(c, known) for c in data["code"]),
         _text(data["numerics"]),
         _text(data["lowc"]),
@@ -185,7 +188,7 @@ def _tree(data: Any, known: frozenset[str]) -> Tree:
     raise ValueError(f"{data!r} is no size")
 
 
-OPERATIONS = ("+", "*", "//", "%", "min", "max")
+OPERATIONS = ("+", "*", "//", "%", "min", "max", "<", "<=", "==", "!=")
 
 
 def value(tree: Tree, sizes: Mapping[str, int]) -> int:
@@ -201,7 +204,9 @@ def value(tree: Tree, sizes: Mapping[str, int]) -> int:
         return a * b
     if name in ("//", "%"):
         return a // max(b, 1) if name == "//" else a % max(b, 1)
-    return min(a, b) if name == "min" else max(a, b)
+    if name in ("min", "max"):
+        return min(a, b) if name == "min" else max(a, b)
+    return int({"<": a < b, "<=": a <= b, "==": a == b, "!=": a != b}[name])
 
 
 def values(trees: Sequence[Tree], sizes: Mapping[str, int]) -> tuple[int, ...]:

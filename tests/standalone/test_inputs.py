@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from capi import Library, tensors
 
 import lowc
 from lowc import package
@@ -14,6 +15,7 @@ from lowc.cli import main
 from lowc.errors import LowcError
 from lowc.frontend.exported import export
 from lowc.standalone.call import Model
+from lowc.standalone.library import write_library
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +113,46 @@ def test_an_index_out_of_range_raises_as_in_eager() -> None:
     np.testing.assert_array_equal(made(table, np.array([3, -1])), table[[3, -1]])
     with pytest.raises(IndexError, match="index out of range.*table\\[index\\]"):
         made(table, np.array([0, 4]))
+
+
+class Decides(torch.nn.Module):
+    """By sizes, in ways that no range says."""
+
+    def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor]) -> torch.Tensor:
+        if x.shape[0] % 2 == 0 and x.shape[0] != x.shape[1]:
+            x = x + 1
+        if max(x.shape[0], 3) < 10 and more["a"].shape[0] // 3 < x.shape[1]:
+            x = x * 2
+        return x * more["a"].sum()
+
+
+def test_conditions_on_sizes(tmp_path: Path) -> None:
+    auto = torch.export.Dim.AUTO
+    shapes = {"x": {0: auto, 1: auto}, "more": {"a": {0: auto}}}
+    program = torch.export.export(Decides(), (torch.randn(4, 6), {"a": torch.randn(5)}), dynamic_shapes=shapes)
+    package.compile_program(program, levels=("x86-64",)).save(tmp_path / "m.lowc")
+    model = lowc.load(tmp_path / "m.lowc")
+    write_library(tmp_path / "m.lowc", tmp_path / "lib.so")
+    library = Library(tmp_path / "lib.so")
+    for rows_, columns, length, right in [
+        (4, 6, 5, True),
+        (8, 3, 8, True),
+        (5, 6, 5, False),
+        (6, 6, 5, False),
+        (10, 6, 5, False),
+        (4, 3, 9, False),
+    ]:
+        x, a = np.ones((rows_, columns), np.float32), np.ones(length, np.float32)
+        y = np.zeros_like(x)
+        if right:
+            wanted = Decides()(torch.from_numpy(x), {"a": torch.from_numpy(a)})
+            np.testing.assert_array_equal(model(x, a), wanted.numpy())
+            assert library.run(tensors(x, a), tensors(y)) == 0
+            np.testing.assert_array_equal(y, wanted.numpy())
+        else:
+            with pytest.raises(LowcError, match="is for inputs with .* only"):
+                model(x, a)
+            assert library.run(tensors(x, a), tensors(y)) == -10
 
 
 def test_narrow_dtypes() -> None:

@@ -33,10 +33,11 @@ MESSAGES = {
     -7: "wrong strides",
     -8: "no memory for the workspace, or the one given is too small",
     -9: "this processor cannot run the code",
+    -10: "the model was not exported for these sizes together",
     1: "index out of range",
     2: "integer division by zero",
 }
-COUNT_IN, COUNT_OUT, ADDRESS, DTYPE, RANK, SIZE, STRIDES, MEMORY, PROCESSOR = range(1, 10)
+COUNT_IN, COUNT_OUT, ADDRESS, DTYPE, RANK, SIZE, STRIDES, MEMORY, PROCESSOR, CONDITION = range(1, 11)
 _ARGUMENT = 256
 TENSOR = "{ ptr, ptr, ptr, i32, i32 }"
 _CPUID = '"={ax},={bx},={cx},={dx},{ax},{cx},~{dirflag},~{fpsr},~{flags}"'
@@ -202,6 +203,8 @@ class _Entry:
             self.memory(b, "%inputs", n, n, shapes[n])
             if shapes[n]:
                 self.strides(b, "%inputs", n, n, shapes[n], [value(b, tree, known) for tree in tensor.strides])
+        for tree, _ in manifest.conditions:
+            self.refuse(b, b.pure(f"icmp eq i64 {value(b, tree, known)}, 0"), CONDITION)
         b.finish("internal i64 @check(ptr %inputs, i64 %n, ptr %known)", "i64 0")
 
     def begin(self) -> tuple[Builder, dict[str, str]]:
@@ -360,6 +363,9 @@ def _product(b: Builder, values: Sequence[str]) -> str:
     return total
 
 
+_COMPARISONS = {"<": "slt", "<=": "sle", "==": "eq", "!=": "ne"}
+
+
 def value(b: Builder, tree: Any, known: Mapping[str, str]) -> str:
     """A size as an operand, from the form that ``standalone.manifest`` gives it; divisors below 1 count as 1."""
     if isinstance(tree, int):
@@ -369,6 +375,8 @@ def value(b: Builder, tree: Any, known: Mapping[str, str]) -> str:
     name, x, y = tree[0], value(b, tree[1], known), value(b, tree[2], known)
     if name in ("+", "*"):
         return b.pure(f"{'add' if name == '+' else 'mul'} i64 {x}, {y}")
+    if name in _COMPARISONS:
+        return b.pure(f"zext i1 {b.pure(f'icmp {_COMPARISONS[name]} i64 {x}, {y}')} to i64")
     if name in ("min", "max"):
         less = b.pure(f"icmp {'slt' if name == 'min' else 'sgt'} i64 {x}, {y}")
         return b.pure(f"select i1 {less}, i64 {x}, i64 {y}")
