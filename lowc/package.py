@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -47,30 +46,24 @@ class Package:
     kernels: Mapping[str, int]
     texts: Mapping[str, Mapping[str, str | bytes]] = field(default_factory=dict)
 
-    @property
-    def content(self) -> bytes:
-        """The file, weights inside."""
-        inside = b"".join(self.weights)
-        described = {"manifest": _described(self.manifest)}
-        return container.write(described | dict(self.sections) | {"weights": inside}, frozenset(("weights",)))
+    def content(self) -> list[bytes | memoryview]:
+        """The parts of the file, weights inside."""
+        return container.write({"manifest": _described(self.manifest)} | dict(self.sections), "weights", self.weights)
 
     def save(self, path: Any, *, weights_path: Any = None) -> tuple[int, int]:
         """Writes the artifact, with its weights inside, or beside it as the file ``weights_path`` (in the same folder); bytes of
         each.  Raises LowcError if that fails; then neither is half-written."""
         if weights_path is None:
-            return write_whole(path, (self.content,)), 0
+            return write_whole(path, self.content()), 0
         if os.path.dirname(os.path.abspath(weights_path)) != os.path.dirname(os.path.abspath(path)):
             raise LowcError("weights lie beside the artifact, in the same folder", hint="give a file name there")
-        digest, size = sha256(), 0
-        for part in self.weights:
-            digest.update(part)
-            size += memoryview(part).nbytes
-        row = {"name": os.path.basename(os.fspath(weights_path)), "size": size, "sha256": digest.hexdigest()}
+        size, digest = container.size_and_checksum(self.weights)
+        row = {"name": os.path.basename(os.fspath(weights_path)), "size": size, "sha256": digest}
         described = {"manifest": _described(replace(self.manifest, weights_file=row))}
         content = container.write(described | dict(self.sections))
         written = write_whole(weights_path, self.weights)
         try:
-            return write_whole(path, (content,)), written
+            return write_whole(path, content), written
         except LowcError:
             os.unlink(weights_path)  # of no use without the artifact
             raise
@@ -78,7 +71,7 @@ class Package:
 
     def load(self) -> Model:
         """The function in it, in this process, as ``lowc.load`` of the saved file."""
-        return loader.load_content(memoryview(self.content), self.manifest.name)
+        return loader.load_content(memoryview(b"".join(self.content())), self.manifest.name)
 
 
 def compile_graph(graph: Any, inputs: Sequence[Any] = (), options: Options | None = None, trace: Any = None) -> Any:

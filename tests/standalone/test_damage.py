@@ -86,7 +86,7 @@ def changed(content: bytes, **fields: object) -> bytes:
     sections = {name: bytes(container.section(name)) for name in container.sections}
     data = json.loads(sections["manifest"])
     sections["manifest"] = json.dumps(data | fields).encode()
-    return write(sections)
+    return b"".join(write(sections))
 
 
 def test_manifests_that_are_none(mlp_file: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 import lowc
 from lowc import package
 from lowc.cli import main
+from lowc.errors import LowcError
 from lowc.frontend.exported import export
 
 RUN = """
@@ -112,3 +113,55 @@ def test_compile_graph_of_an_fx_graph() -> None:
     x = torch.randn(2, 3)
     made = lowc.compile_graph(gm, (x,))
     torch.testing.assert_close(made.load()(x), gm(x).detach())
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-v2"])
+def test_other_targets(target: str, mlp_file: Path, tmp_path: Path) -> None:
+    from lowc.standalone.library import write_library
+
+    model, example = models.mlp()
+    package.compile_program(export(model, example), levels=(target,)).save(tmp_path / "m.lowc")
+    loaded = lowc.load(tmp_path / "m.lowc")
+    assert loaded.level == target
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(*example), model(*example), rtol=1e-4, atol=2e-5)
+    write_library(tmp_path / "m.lowc", tmp_path / "lib.so")  # which asks cpuid for the same
+    from capi import Library, tensors
+
+    y = np.zeros((5, 7), np.float32)
+    assert Library(tmp_path / "lib.so").run(tensors(example[0].numpy()), tensors(y)) == 0
+    np.testing.assert_array_equal(y, loaded(example[0].numpy()))
+
+
+def test_emitted_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, example = models.mlp()
+    torch.export.save(torch.export.export(model, example), tmp_path / "m.pt2")
+    command = ["compile", str(tmp_path / "m.pt2"), "-o", str(tmp_path / "m.lowc"), "--target", "x86-64-v3"]
+    assert main([*command, "--emit", "ir,ll,asm,obj"]) == 0
+    shown = capsys.readouterr().out
+    assert "input: f32[5, 19]" in shown and "x86-64-v3" in shown and "4 tensors" not in shown
+    assert "module @MACHINE" in (tmp_path / "m.x86-64-v3.loops").read_text()
+    assert "define i64 @run_0" in (tmp_path / "m.x86-64-v3.ll").read_text()
+    assert "vfmadd" in (tmp_path / "m.x86-64-v3.s").read_text()
+    assert (tmp_path / "m.x86-64-v3.o").read_bytes().startswith(b"\x7fELF")
+
+
+def test_ptx(tmp_path: Path) -> None:
+    (tmp_path / "soft.py").write_text(
+        "import torch\n\n\ndef soft(x):\n    return x.softmax(-1)\n\n\ndef inputs():\n    return torch.randn(8, 64)\n"
+    )
+    command = ["compile", f"{tmp_path / 'soft.py'}:soft", "-o", str(tmp_path / "s.lowc"), "--target", "sm_90", "--emit", "ptx"]
+    assert main(command) == 0
+    assert ".target sm_90" in (tmp_path / "s.sm_90.ptx").read_text()
+    assert not (tmp_path / "s.lowc").exists()
+
+
+def test_derived_sizes() -> None:
+    half = torch.export.Dim("half", max=9)
+    program = export(lambda x: x.reshape(2, -1) + 1, (torch.randn(6),), dynamic=({0: 2 * half},))
+    model = package.compile_program(program, levels=("x86-64",)).load()
+    for size in (4, 6, 18):  # torch promises nothing below, for a size that is computed from another
+        assert model(np.ones(size, np.float32)).shape == (2, size // 2)
+    for size in (3, 20):
+        with pytest.raises(LowcError, match=f"has size {size} in dimension 0; it takes 4 to 18 in steps of 2"):
+            model(np.ones(size, np.float32))
