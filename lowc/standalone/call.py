@@ -31,8 +31,11 @@ class Model:
         self.manifest, self.code, self.level = manifest, code, code.level
         self.name = manifest.name
         self.inputs, self.outputs = manifest.inputs, manifest.outputs
-        self._run, self._kept, self._constants = run, (*kept, *constants), constants
+        self._run, self._kept = run, (*kept, *constants)
         self._slots = ctypes.c_int64 * max(len(code.slots), 1)
+        # what is in the slots of every call, and which are left to fill
+        self._fixed = self._slots(*(constants[n].ctypes.data if kind == "weight" else 0 for kind, n in code.slots))
+        self._open = [(slot, kind, n) for slot, (kind, n) in enumerate(code.slots) if kind != "weight"]
         self._spare: list[np.ndarray] = []
 
     def __repr__(self) -> str:
@@ -74,14 +77,10 @@ class Model:
                 results.append(np.empty(values(output.shape, sizes), numpy_dtype(output.dtype)))
         needed = max(value(self.code.workspace, sizes), 0)
         workspace = self._take(needed)
-        addresses = {
-            "input": lambda n: arrays[n].ctypes.data,
-            "weight": lambda n: self._constants[n].ctypes.data,
-            "output": lambda n: results[n].ctypes.data,
-            "workspace": lambda n: workspace.ctypes.data,
-            "symbol": lambda n: sizes[manifest.symbols[n].name],
-        }
-        slots = self._slots(*(addresses[kind](number) for kind, number in self.code.slots))
+        slots = self._slots.from_buffer_copy(self._fixed)
+        memory = {"input": arrays, "output": results, "workspace": (workspace,)}
+        for slot, kind, number in self._open:
+            slots[slot] = sizes[manifest.symbols[number].name] if kind == "symbol" else memory[kind][number].ctypes.data
         code = self._run(slots)
         self._give(workspace)
         if code:

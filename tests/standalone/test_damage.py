@@ -160,6 +160,31 @@ def test_no_room_and_no_folder(mlp_package: package.Package, tmp_path: Path, mon
     assert [p.name for p in tmp_path.iterdir()] == ["m.lowc"]
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_disk_that_ends_in_the_middle(mlp_package: package.Package, tmp_path: Path, beside: bool) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(LowcError, match="File too large"):
+            mlp_package.save(tmp_path / "m.lowc", weights_path=tmp_path / "w.safetensors" if beside else None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_read_only_disk(mlp_package: package.Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused_(path: str, *_: object) -> int:
+        raise OSError(30, "Read-only file system", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refused_)
+        with pytest.raises(LowcError, match="Read-only file system"):
+            mlp_package.save(tmp_path / "m.lowc")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_folder(mlp_package: package.Package, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
