@@ -1,5 +1,6 @@
 """Which of an artifact's codes this processor runs."""
 
+import os
 from collections.abc import Sequence
 
 from lowc.errors import LowcError
@@ -19,6 +20,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
 
 def best(codes: Sequence[Code], flags: frozenset[str] | None = None) -> Code:
     """The first of ``codes`` that a processor with ``flags`` (None: this one) runs.  Raises LowcError if there is none."""
+    if os.name != "posix" or os.uname()[::4] != ("Linux", "x86_64"):
+        raise LowcError("artifacts run on Linux on x86-64, which this is not")
     have = processor_flags() if flags is None else flags
     known = [code for code in codes if code.format == "elf"]
     for code in known:

@@ -47,15 +47,8 @@ def load_content(content: memoryview, path: str, *, level: str | None = None) ->
         raise LowcError(f"{path} has no code for {level}", hint=f"it has {levels}")
     code = cpu.best(codes)
 
-    def serial() -> dict[str, int]:
-        library = Library(bytes(container.section(threads.SERIAL)), threads.NAMES, {})
-        kept.append(library)
-        return {name: library.address(name) for name in threads.NAMES}
-
-    kept: list[Library] = []
-    library = Library(bytes(container.section(code.section)), (code.symbol,), threads.functions(serial))
-    kept.append(library)
-    return Model(manifest, code, constants, _RUN(library.address(code.symbol)), kept)
+    library = Library(bytes(container.section(code.section)), (code.symbol,), threads.functions(container.section))
+    return Model(manifest, code, constants, _RUN(library.address(code.symbol)), (library,))
 
 
 def read_manifest(container: Container) -> Manifest:

@@ -106,14 +106,14 @@ def test_manifests_that_are_none(mlp_file: Path) -> None:
     load_content(memoryview(changed(good, code=[code[0] | {"format": "ptx"}, code[1]])), "")
 
 
-def test_weights_beside(mlp_package: package.Package, tmp_path: Path) -> None:
+def test_weights_beside(mlp_package: package.Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, beside = tmp_path / "m.lowc", tmp_path / "m.safetensors"
     sizes = mlp_package.save(path, weights_path=beside)
     assert sizes == (path.stat().st_size, beside.stat().st_size)
     x = np.ones((2, 19), np.float32)
     wanted = mlp_package.load()(x)
     np.testing.assert_array_equal(lowc.load(path)(x), wanted)
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     np.testing.assert_array_equal(lowc.load("m.lowc")(x), wanted)
     good = beside.read_bytes()
     for bad in (good[:-1], good + b"\0", good[:500] + b"?" + good[501:], b""):

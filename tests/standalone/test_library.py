@@ -242,6 +242,36 @@ call()
 """
 
 
+PYTHON = """
+import os, threading
+import numpy as np
+import lowc
+model = lowc.load("m.lowc")
+inputs = list(np.load("in.npz").values())
+wanted = np.load("out.npy")
+
+def call():
+    assert np.array_equal(model(*inputs), wanted)
+
+call()
+print(len(os.listdir("/proc/self/task")))
+callers = [threading.Thread(target=lambda: [call() for _ in range(20)]) for _ in range(4)]
+for caller in callers:
+    caller.start()
+for caller in callers:
+    caller.join()
+child = os.fork()
+if not child:
+    call()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+again = lowc.load("m.lowc")
+call()
+assert "gomp" not in open("/proc/self/maps").read()
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
 @pytest.mark.parametrize("threads", ["1", "2", "5"])
 def test_the_pool_of_threads(threads: str, tmp_path: Path) -> None:
     """The same bits on any number of threads, from several callers at once, and after a fork."""
@@ -257,3 +287,5 @@ def test_the_pool_of_threads(threads: str, tmp_path: Path) -> None:
     count = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": "1"}
     done = alone.python(tmp_path, "-c", THREADS, str(tmp_path / "lib.so"), here, **count)
     assert int(done.stdout) == int(threads)
+    done = alone.python(tmp_path, "-c", PYTHON, **count)
+    assert done.stdout.split() == [threads, threads]

@@ -165,3 +165,29 @@ def test_derived_sizes() -> None:
     for size in (3, 20):
         with pytest.raises(LowcError, match=f"has size {size} in dimension 0; it takes 4 to 18 in steps of 2"):
             model(np.ones(size, np.float32))
+
+
+class Shared(torch.nn.Module):
+    """Weights that two layers share, that lie the other way, that have no elements, and one that is returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = torch.nn.Embedding(1000, 16)
+        self.head = torch.nn.Linear(16, 1000, bias=False)
+        self.head.weight = self.token.weight
+        self.turned = torch.nn.Parameter(torch.randn(16, 8).t().contiguous().t())
+        self.register_buffer("nothing", torch.zeros(0, 4))
+        self.register_buffer("returned", torch.arange(5))
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = self.token(ids)
+        return self.head(x), x @ self.turned, torch.cat((self.nothing, x[:, :4])), self.returned
+
+
+def test_weights_of_all_kinds(tmp_path: Path) -> None:
+    model, ids = Shared().eval(), torch.tensor([3, 999, 0])
+    made = package.compile_program(export(model, (ids,)), levels=("x86-64",))
+    made.save(tmp_path / "m.lowc")
+    with torch.no_grad():
+        torch.testing.assert_close(lowc.load(tmp_path / "m.lowc")(ids), model(ids))
+    assert (tmp_path / "m.lowc").stat().st_size < 1.5 * 1000 * 16 * 4  # what is shared is there once
