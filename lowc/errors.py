@@ -30,7 +30,7 @@ class OptionError(LowcError):
 
 
 class Unsupported(LowcError):
-    """A graph that cannot be written as an ``ir.Graph`` (ops with subgraphs, sparse tensors, ...); torch runs it instead."""
+    """A graph that cannot be written as an ``ir.Graph`` (sparse tensors, quantised ones, ...); torch runs it instead."""
 
 
 class NotLowered(LowcError):

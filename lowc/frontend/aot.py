@@ -24,6 +24,8 @@ from lowc.frontend.importer import import_graph
 from lowc.frontend.outside import with_python_numbers
 from lowc.frontend.random import replace_random_ops
 from lowc.frontend.recompiles import log_recompile
+from lowc.frontend.saved import keep_copies
+from lowc.frontend.subgraphs import calls_functions, compile_pieces
 from lowc.ir.graph import Graph
 
 log = logging.getLogger("lowc.frontend")
@@ -94,6 +96,8 @@ def compile_fx_graph(
         replace_random_ops(gm.graph)
     merge_equal_nodes(gm.graph)
     gm.graph.eliminate_dead_code()
+    if calls_functions(gm):
+        return _boxed(compile_pieces(gm, lambda piece: compile_fx_graph(piece, name, compile_graph, strict=strict)))
     try:
         graph, constants = _imported(gm, name, strict)
         compiled = compile_graph(graph, constants)
@@ -120,14 +124,16 @@ def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[
 
 
 def _partition(
-    joint: fx.GraphModule, inputs: Any, *, own_random: bool, **kwargs: Any
+    joint: fx.GraphModule, inputs: Any, *, own_random: bool, num_fwd_outputs: int, **kwargs: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     joint.graph.eliminate_dead_code()
     if own_random:
         replace_random_ops(joint.graph)
     _see_through_detach(joint.graph)
     merge_equal_nodes(joint.graph)
-    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    forward, backward = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
+    keep_copies(forward, backward, num_fwd_outputs)
+    return forward, backward
 
 
 def _see_through_detach(graph: fx.Graph) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from lowc.frontend import decomp_loss as loss
 from lowc.frontend import decomp_norm as norm
@@ -32,12 +33,34 @@ def channel_shuffle(self: Tensor, groups: int) -> Tensor:
 
 
 def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
-    """On a GPU the result is contiguous, while the fake tensor of the whole op has the strides of ``self``."""
-    if self.device.type == "cpu":
-        return NotImplemented
-    from torch._decomp import decomposition_table
+    """As ATen does it, so that the strides are ATen's: on a GPU contiguous, on a CPU those of ``cat``.  The fake tensor of the
+    whole op has others, and a backward pass that is given the result would read it by those."""
+    if self.device.type != "cpu":
+        from torch._decomp import decomposition_table
 
-    return decomposition_table[torch.ops.aten.roll.default](self, shifts, dims).contiguous()
+        return decomposition_table[torch.ops.aten.roll.default](self, shifts, dims).contiguous()
+    if not dims:
+        return roll(self.contiguous().flatten(), shifts, (0,)).view(self.shape)
+    out = self
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = out.shape[dim]
+        if guard_or_false(size == 0):
+            return self.clone()
+        start = (size - shift) % size
+        out = torch.cat((out.narrow(dim, start, size - start), out.narrow(dim, 0, start)), dim)
+    return out
+
+
+def into_copy_of_expanded(op: Any) -> Callable[..., Any]:
+    """``op``, which gives its first tensor with a part replaced.  Of one that overlaps itself ATen makes a copy first; fake
+    tensors of torch 2.11 give the result the strides of what was expanded."""
+
+    def replaced(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not any(type(s) is int and s == 0 and n != 1 for n, s in zip(self.shape, self.stride(), strict=True)):
+            return NotImplemented
+        return op(self.clone(), *args, **kwargs)
+
+    return replaced
 
 
 def zeros(size: Sequence[int], **options: Any) -> Tensor:
@@ -66,6 +89,20 @@ def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
     return torch.cat((grad, (1 - gate) * grad * a), dim).to(self.dtype).contiguous()
 
 
+def unfold_backward(grad: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Tensor:
+    """Where windows do not overlap, elements in their places, with zeros between: a sum from 0 on, torch's own, loses the sign of
+    a zero, which matters where memory is written through ``unfold``."""
+    if not input_sizes or step < size:
+        from torch._decomp import decomposition_table
+
+        return decomposition_table[torch.ops.aten.unfold_backward.default](grad, input_sizes, dim, size, step)
+    dim %= len(input_sizes)
+    inner = len(input_sizes) - dim - 1
+    windows = torch.constant_pad_nd(grad.movedim(-1, dim + 1), [0, 0] * inner + [0, step - size])
+    flat = torch.constant_pad_nd(windows.flatten(dim, dim + 1), [0, 0] * inner + [0, size])
+    return flat.narrow(dim, 0, input_sizes[dim]).contiguous()
+
+
 def conj(self: Tensor | complex) -> Tensor:
     """Not lazily.  A gradient formula conjugates Python numbers too; what it multiplies then is complex already, so the 0-d
     tensor of the widest dtype takes part without changing any dtype."""
@@ -81,18 +118,22 @@ def neg_view(self: Tensor | complex) -> Tensor:
 
 
 def dim_from_front(op: Any, place: int) -> Callable[..., Any]:
-    """``op``, whose argument number ``place`` is a dimension, for a dimension counted from the back.
+    """``op``, whose argument number ``place`` is a dimension or a list of some, for dimensions counted from the back.
 
-    The fake tensors of ``unique`` have a dimension too many for the last one (``shape[dim + 1 :]`` with dim -1).
+    The fake tensors of ``unique`` have a dimension too many for the last one (``shape[dim + 1 :]`` with dim -1), and with torch
+    2.11 those of ``vector_norm``, if it has size 1.
     """
 
     def counted(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         dim = args[place - 1] if len(args) >= place else kwargs.get("dim")
-        if dim is None or dim >= 0 or not self.dim():
+        dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
+        if not self.dim() or all(d >= 0 for d in dims):
             return NotImplemented
+        wrapped = [d % self.dim() for d in dims]
+        front = wrapped[0] if isinstance(dim, int) else wrapped
         if len(args) >= place:
-            return op(self, *args[: place - 1], dim + self.dim(), *args[place:], **kwargs)
-        return op(self, *args, **kwargs | {"dim": dim + self.dim()})
+            return op(self, *args[: place - 1], front, *args[place:], **kwargs)
+        return op(self, *args, **kwargs | {"dim": front})
 
     return counted
 
@@ -101,6 +142,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "unique_consecutive.default": dim_from_front(torch.ops.aten.unique_consecutive.default, 3),
     "unique_dim.default": dim_from_front(torch.ops.aten.unique_dim.default, 1),
     "unique_dim_consecutive.default": dim_from_front(torch.ops.aten.unique_dim_consecutive.default, 1),
+    "linalg_vector_norm.default": dim_from_front(torch.ops.aten.linalg_vector_norm.default, 2),
     "_log_softmax.default": norm.log_softmax,
     "_softmax_backward_data.default": norm.softmax_backward,
     "_log_softmax_backward_data.default": norm.log_softmax_backward,
@@ -125,6 +167,10 @@ OWN: dict[str, Callable[..., Any]] = {
     "roll.default": roll,
     "take.default": take,
     "_efficientzerotensor.default": zeros,
+    "unfold_backward.default": unfold_backward,
+    "select_scatter.default": into_copy_of_expanded(torch.ops.aten.select_scatter.default),
+    "slice_scatter.default": into_copy_of_expanded(torch.ops.aten.slice_scatter.default),
+    "diagonal_scatter.default": into_copy_of_expanded(torch.ops.aten.diagonal_scatter.default),
     "index_fill.int_Scalar": index_fill,
     "index_fill.int_Tensor": index_fill,
     "glu_backward.default": glu_backward,
@@ -135,9 +181,11 @@ OWN: dict[str, Callable[..., Any]] = {
 # Taken apart even where lowering has a kernel: the fake tensor of the whole op has other strides than eager, which everything
 # after it would inherit; lazily conjugated or negated tensors, and zeros without memory, cannot be read; and a backward pass
 # needs less than the result.
-ALWAYS = frozenset(
-    f"aten.{name}.default" for name in ("roll", "channel_shuffle", "_conj", "_neg_view", "_log_softmax", "_efficientzerotensor")
+_ALWAYS = (
+    "roll channel_shuffle _conj _neg_view _log_softmax _efficientzerotensor select_scatter slice_scatter diagonal_scatter "
+    "linalg_vector_norm"
 )
+ALWAYS = frozenset(f"aten.{name}.default" for name in _ALWAYS.split())
 
 TORCHS = """
     _fused_rms_norm_backward.default _prelu_kernel.default _prelu_kernel_backward.default _safe_softmax.default
@@ -172,7 +220,7 @@ TORCHS = """
     isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor ldexp.Tensor
     linspace.Scalar_Tensor linspace.Tensor_Scalar linspace.Tensor_Tensor logspace.default logspace.Scalar_Tensor
     logspace.Tensor_Scalar logspace.Tensor_Tensor multi_margin_loss.default multilabel_margin_loss_forward.default
-    narrow_copy.default renorm.default tril_indices.default triu_indices.default unfold_backward.default
+    narrow_copy.default renorm.default tril_indices.default triu_indices.default
 """.split()
 
 

@@ -36,7 +36,7 @@ def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tenso
     """(graph, constants): the constants are the values of the last ``len(constants)`` inputs of the graph.
 
     ``gm`` comes from AOTAutograd or export: placeholders, ATen ops with ``meta['val']``, one output.  Raises Unsupported, with
-    the user's line, for what cannot be written down: ops with subgraphs, in-place ops other than a closing ``copy_`` into an
+    the user's line, for what cannot be written down: calls of functions, in-place ops other than a closing ``copy_`` into an
     input, sparse or quantised tensors, and dtypes that lowc has no name for.
     """
     values = _all_values(gm)
@@ -63,7 +63,8 @@ def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tenso
             else:
                 raise Unsupported(f"FX node {node.format_node()} cannot be imported")
         except Unsupported as error:
-            error.where = error.where or user_line(node)
+            # An input has no line of its own, but is first used on one.
+            error.where = error.where or next(filter(None, map(user_line, (node, *node.users))), "")
             raise
     inputs += [Input(key, _tensor_meta(tensor, symbols)) for key, tensor in constants.items()]
     written = {node.args[0].name for node in nodes if node.target == _COPY and isinstance(node.args[0], Ref)}
@@ -75,6 +76,7 @@ def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tenso
 
 
 _COPY = "aten.copy_.default"
+_APART = "torch._dynamo.graph_break() before and after the code that needs it lets lowc compile the rest"
 
 
 def _all_values(gm: fx.GraphModule) -> list[Any]:
@@ -152,10 +154,7 @@ def _call(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> tuple[Node
 def _no_op(target: Any) -> str:
     name = getattr(target, "__name__", str(target))
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return (
-            f"{name} is a higher-order op: it calls functions, which lowc does not compile; torch._dynamo.graph_break() "
-            "before and after it lets lowc compile the code around it"
-        )
+        return f"{name} is a higher-order op: a graph that calls functions is cut first, see subgraphs.py"
     return f"{name} is no op of torch's; torch.library.custom_op makes a function one"
 
 
@@ -280,9 +279,9 @@ def _meta(value: Any, symbols: Mapping[Any, Symbol]) -> Meta:
 
 def _tensor_meta(value: torch.Tensor, symbols: Mapping[Any, Symbol]) -> TensorMeta:
     if value.layout != torch.strided:
-        raise Unsupported(f"tensors of layout {value.layout} are not supported")
+        raise Unsupported(f"tensors of layout {value.layout} are not supported", hint=_APART)
     if value.is_quantized or value.is_conj() or value.is_neg():
-        raise Unsupported("quantised tensors and lazily conjugated or negated ones are not supported")
+        raise Unsupported("quantised tensors and lazily conjugated or negated ones are not supported", hint=_APART)
     return TensorMeta(
         dtype_of(value.dtype),
         tuple(index_of(n, symbols) for n in value.shape),

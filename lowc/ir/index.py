@@ -531,18 +531,22 @@ def _bound_by_atoms(index: Index) -> int | None:
 
 
 def _shifted(index: Index) -> Index:
-    """``index`` over symbols that start at 0.  They have new names: inside divisions the old ones stay, with their own ranges."""
-    if not any(isinstance(a, Symbol) and a.lo for m, _ in index.terms for a in m):
+    """``index`` over atoms that start at 0: symbols, and the factors of products, as ``q`` in ``s*q - s`` with ``q`` at least 1.
+    They have new names: inside divisions the old ones stay, with their own ranges."""
+    moved: dict[Atom, Index] = {}
+    for monomial, _ in index.terms:
+        for atom in monomial:
+            if isinstance(atom, Symbol) or len(monomial) > 1 and isinstance(atom, FloorDiv | Min | Max):
+                low, high = _atom_range(atom)
+                if low:
+                    moved[atom] = ix(Symbol(f"{text_of_atom(atom)}'", 0, None if high is None else high - low)) + low
+    if not moved:
         return index
     out = ZERO
     for monomial, coefficient in index.terms:
         term = ix(coefficient)
         for atom in monomial:
-            if isinstance(atom, Symbol) and atom.lo:
-                above = Symbol(f"{atom.name}'", 0, None if atom.hi is None else atom.hi - atom.lo)
-                term = term * (ix(above) + atom.lo)
-            else:
-                term = term * atom
+            term = term * moved.get(atom, atom)
         out = out + term
     return out
 
@@ -700,6 +704,7 @@ def text(index: Index) -> str:
     return "".join(parts)
 
 
+@lru_cache(1 << 14)
 def text_of_atom(atom: Atom) -> str:
     if isinstance(atom, Axis | Symbol | Opaque):
         return atom.name

@@ -158,6 +158,30 @@ def elu(
     return _float(b, out, formula, self)
 
 
+def elu_backward(
+    b: Builder,
+    out: TensorMeta,
+    grad_output: Value,
+    alpha: Operand,
+    scale: Operand,
+    input_scale: Operand,
+    is_result: bool,
+    self_or_result: Value,
+) -> Value:
+    """NaN has a NaN gradient, as in ATen's vector code (its scalar code passes the gradient on)."""
+
+    def formula(g: Expr, x: Expr) -> Expr:
+        bend = op("mul", b.number(alpha, x.dtype), b.number(scale, x.dtype))
+        steep = op("mul", g, b.number(input_scale, x.dtype))
+        if is_result:
+            negative = op("mul", steep, op("add", x, bend))
+        else:
+            negative = op("mul", op("mul", steep, bend), op("exp", op("mul", x, b.number(input_scale, x.dtype))))
+        return select(op("gt", x, like(0.0, x)), op("mul", g, b.number(scale, x.dtype)), negative)
+
+    return _float(b, out, formula, grad_output, self_or_result)
+
+
 def hardtanh(b: Builder, out: TensorMeta, self: Value, min_val: Operand = -1, max_val: Operand = 1) -> Value:
     return clamp(b, out, self, min_val, max_val)
 

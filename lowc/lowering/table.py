@@ -192,6 +192,7 @@ ACTIVATION: dict[str, Callable[..., Any]] = {
     "aten.leaky_relu.default": activation.leaky_relu,
     "aten.leaky_relu_backward.default": activation.leaky_relu_backward,
     "aten.elu.default": activation.elu,
+    "aten.elu_backward.default": activation.elu_backward,
     "aten.hardtanh.default": activation.hardtanh,
     "aten.hardtanh_backward.default": activation.hardtanh_backward,
     "aten.hardsigmoid.default": activation.hardsigmoid,

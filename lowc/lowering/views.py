@@ -2,7 +2,20 @@
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import ONE, ZERO, Index, constant, ix, maximum, minimum, prove_nonneg
+from lowc.ir.index import (
+    ONE,
+    ZERO,
+    Atom,
+    Index,
+    Symbol,
+    axes_and_symbols,
+    constant,
+    ix,
+    maximum,
+    minimum,
+    prove_nonneg,
+    substitute,
+)
 from lowc.ir.types import DType, c64, c128, f32, f64
 from lowc.lowering.builder import Builder
 from lowc.lowering.values import (
@@ -189,13 +202,22 @@ def squeeze(b: Builder, out: TensorMeta, self: Value, dim: int | tuple[int, ...]
 
 
 def view(b: Builder, out: TensorMeta, self: Value, size: tuple[Size, ...] = ()) -> Value:
-    """A view of another shape: torch has checked that no copy is needed."""
+    """A view of another shape.  Torch has checked that no copy is needed, except where it replays the views of memory that was
+    written to: those of what the op gave instead, whose strides may be others.  There only the order of elements counts."""
     strides = None
     if self.strides is not None:
         strides = reshape_strides(self.shape, self.strides, out.shape)
-        if strides is None and self.buffer.name not in b.restrided:
+        if strides is None and self.buffer.name not in b.restrided and _was_view(self.shape, self.strides, out.shape):
             strides = out.strides
     return remap(self, out.shape, reshape_coords(self.shape, out.shape), strides)
+
+
+def _was_view(shape: Coords, strides: Coords, new: Coords) -> bool:
+    """Whether ``new`` views the same elements with the sizes of the traced call."""
+    symbols = {a for index in (*shape, *strides, *new) for a in axes_and_symbols(index) if isinstance(a, Symbol)}
+    traced: dict[Atom, Index] = {s: ix(s.hint) for s in symbols if s.hint is not None}
+    before, steps, after = (tuple([substitute(n, traced) for n in each]) for each in (shape, strides, new))
+    return reshape_strides(before, steps, after) is not None
 
 
 def reshape(b: Builder, out: TensorMeta, self: Value, *_: object) -> Value:

@@ -309,6 +309,8 @@ def _partial(body: tuple[Stmt, ...], step: Partial) -> tuple[Stmt, ...]:
             raise ScheduleError(f"the loop over {step.axis} updates no accumulator from outside")
         if running(stmt):
             raise ScheduleError(f"the loop over {step.axis} is a scan")
+        if why := meeting(stmt):
+            raise ScheduleError(f"the loop over {step.axis} cannot be parallel: {why}")
         accs, rename = _own_accumulators(updates, taken)
         size = (extent + (step.chunks - 1)) // step.chunks
         chunk = Axis(fresh(f"{step.axis}_c", taken), ix(step.chunks))
@@ -498,6 +500,11 @@ def conflict(loop: For, kind: Kind) -> str:
     updates = outer_updates(loop)
     if updates and (kind.name == "parallel" or running(loop)):
         return f"it updates {updates[0].vars[0].name}"
+    return meeting(loop)
+
+
+def meeting(loop: For) -> str:
+    """Where in memory iterations of ``loop`` meet, whatever they do to accumulators; empty if nowhere."""
     inside = {id(s.buffer) for s in statements(loop.body) if isinstance(s, Alloc)}
     inner = _bound_inside(loop)
     accesses: dict[int, list[Load | Store]] = {}

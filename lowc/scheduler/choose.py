@@ -22,6 +22,7 @@ from lowc.scheduler.apply import (
     Split,
     Tile,
     conflict,
+    meeting,
 )
 from lowc.scheduler.nest import chain, estimate, touched, weight
 from lowc.target import Target
@@ -254,7 +255,7 @@ def _reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Pr
     if running(loop):
         return plan
     name = loop.axis.name
-    if parallel:
+    if parallel and not meeting(loop):  # its accumulators can be told apart by chunks, memory that they write cannot
         extent = estimate(loop.axis.extent)
         flat = not any(isinstance(s, For) for s in loop.body)
         chunks = max(2, min(64, 8 * target.cores, extent // GRAIN if flat else extent))

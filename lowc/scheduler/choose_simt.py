@@ -10,12 +10,13 @@ block    small kernels of several nests: one block runs them all
 """
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
-from lowc.ir.index import Axis, Index, Opaque, constant, depends_on, ix, multiple_of, split
+from lowc.ir.index import ONE, Axis, Index, Opaque, constant, depends_on, ix, multiple_of, split
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Kind, Let, Load, Op, Stmt, Store, Update
 from lowc.ir.scan import outer_updates, running
-from lowc.ir.walk import exprs, loads, names, parts, statements, stores
+from lowc.ir.walk import exprs, indices, loads, names, parts, statements, stores
 from lowc.scheduler.apply import Bind, Interchange, Reorder, Split
 from lowc.scheduler.apply_simt import (
     BLOCK,
@@ -38,6 +39,7 @@ from lowc.scheduler.rename import fresh
 from lowc.target import Target
 
 FLAT_THREADS = 256
+MOST_IDLE = 8  # a part of the threads in the last block of a row, and what is saved is worth it: one in 8
 GATHER_TURNS = 4  # of a thread whose addresses come from memory: it waits twice, but for all turns together
 ALONE_THREADS = 128
 WARP = 32
@@ -188,7 +190,49 @@ def _flat(nest: list[For], target: Target, taken: set[str]) -> list[Primitive]:
     turns = GATHER_TURNS if gathers else 1
     if turns > 1 and iterations(nest) // lanes < FLAT_THREADS * turns * 2 * target.cores:
         turns = 1
-    return [*plan, *_grid_of(nest, lanes, FLAT_THREADS, taken, turns)]
+    if turns > 1:
+        return [*plan, *_grid_of(nest, lanes, FLAT_THREADS, taken, turns)]
+    axes = _in_lanes(_axes(nest), lanes, plan)
+    return [*plan, *_over_grid(nest, axes, lanes, FLAT_THREADS, taken)]
+
+
+def _over_grid(nest: Sequence[For], axes: list[str], lanes: int, threads: int, taken: set[str]) -> list[Primitive]:
+    """The loops over ``axes``, which are those of ``nest`` with ``lanes`` taken off, shared among blocks of ``threads``."""
+    plan: list[Primitive] = []
+    rows = _rows_of_blocks(nest, lanes, threads)
+    outer: list[list[str]] = []
+    for position in range(rows):
+        if position and _walks_on(nest, position):
+            outer[-1].append(axes[position])
+        else:
+            outer.append([axes[position]])
+    inner = _flattened(axes[rows:], plan, taken)
+    plan += [Bind(_flattened(names, plan, taken), BLOCK) for names in outer]
+    return [*plan, Spread(inner, threads, "x", 1, grid=True)]
+
+
+def _rows_of_blocks(nest: Sequence[For], lanes: int, threads: int) -> int:
+    """How many outer loops blocks count by themselves, each a row of blocks: each thread would divide by a symbolic size if all
+    loops were one.  0 if there is no such division, or if rows are short, so that threads were idle at their ends."""
+    for position in range(len(nest) - 1, 0, -1):
+        extent = prod((f.axis.extent for f in nest[position:]), start=ONE)
+        if constant(extent) is not None or _walks_on(nest, position):
+            continue
+        count = iterations(nest[position:]) // lanes
+        if -count % threads * MOST_IDLE <= count:
+            return position
+    return 0
+
+
+def _walks_on(nest: Sequence[For], position: int) -> bool:
+    """Whether what the loop at ``position`` walks along goes on where it ends when the loop around it takes a step."""
+    outer, inner = nest[position - 1].axis, nest[position].axis
+    for index in indices(nest[-1].body):
+        step, rest = split(index, outer)
+        inner_step, rest = split(rest, inner)
+        if step != inner_step * inner.extent or depends_on(rest, outer) or depends_on(rest, inner):
+            return False
+    return True
 
 
 def _grid_of(nest: Sequence[For], lanes: int, threads: int, taken: set[str], turns: int = 1) -> list[Primitive]:
@@ -295,8 +339,7 @@ def _column(free: list[For], stages: list[For], target: Target, taken: set[str])
         axes[-1] = f"{axes[-1]}_o"
     for stage in stages:
         plan.append(Spread(_flattened(_axes(_perfect(stage)), plan, taken), threads, "y"))
-    outer = _flattened(axes, plan, taken)
-    return [*plan, Spread(outer, WARP, "x", 1, grid=True)]
+    return [*plan, *_over_grid(free, axes, lanes, WARP, taken)]
 
 
 def _column_lanes(free: Sequence[For], stages: Sequence[For]) -> int:

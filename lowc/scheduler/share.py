@@ -6,11 +6,15 @@ Before:  for k in K { s add= exp(x[i, k] - m) }              after:   alloc e: f
 
 Only expressions of unmasked loads from buffers that nothing writes, and of accumulators that nothing updates, from the first of
 the loops on, in loops without inner loops, of a static extent that fits into a quarter of a core's L2.
+
+``share_bounded`` is for kernels of GPUs whose rows have a symbolic length below a known one (``versions``): the row of scratch
+has room for that, and what is loaded is loaded in a loop of its own, so that all loads are under way before a thread waits for
+the first of them at the end of a turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from lowc.ir.index import ONE, Axis, Index, Opaque, constant, ix, split, substitute
+from lowc.ir.index import ONE, Axis, Index, Opaque, constant, ix, split, substitute, upper_bound
 from lowc.ir.nodes import (
     Alloc,
     Buffer,
@@ -30,7 +34,18 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.ops import CHECKS
-from lowc.ir.walk import children, exprs, free_atoms, make_kernel, map_exprs, names, parts, statements, stores
+from lowc.ir.walk import (
+    Substitution,
+    children,
+    exprs,
+    free_atoms,
+    make_kernel,
+    map_exprs,
+    names,
+    parts,
+    statements,
+    stores,
+)
 from lowc.options import Options
 from lowc.scheduler.linearise import address
 from lowc.scheduler.nest import estimate, map_kernels, weight
@@ -46,15 +61,20 @@ BOUND = Axis("·", ONE)  # stands for the axis of either loop in keys
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with costly expressions shared between neighbouring loops."""
     if target.kind == "nvptx":
-        return map_kernels(module, lambda kernel: _share(kernel, REGISTERS, (True, False)))
-    return map_kernels(module, lambda kernel: _share(kernel, target.l2 // 4, (False,)))
+        return map_kernels(module, lambda kernel: _share(kernel, REGISTERS, (True, False), constant))
+    return map_kernels(module, lambda kernel: _share(kernel, target.l2 // 4, (False,), constant))
 
 
-def _share(kernel: Kernel, room: int, rounds: Sequence[bool]) -> Kernel:
-    """``rounds``: whether each is about loads."""
+def share_bounded(kernel: Kernel) -> Kernel:
+    """``kernel``, for a GPU, with rows shared that have at most a known number of elements, loads included."""
+    return _share(kernel, REGISTERS, (True, False), upper_bound)
+
+
+def _share(kernel: Kernel, room: int, rounds: Sequence[bool], most: Callable[[Index], int | None]) -> Kernel:
+    """``rounds``: whether each is about loads.  ``most``: the room for a row of an extent, None if there is to be none."""
     body, shared = kernel.body, 0
     for of_loads in rounds:
-        sharer = _Sharer(names(body) | {p.name for p in kernel.params}, room, of_loads)
+        sharer = _Sharer(names(body) | {p.name for p in kernel.params}, room, of_loads, most)
         body = sharer.block(body, top=True)
         room, shared = sharer.room, shared + sharer.shared
     return make_kernel(kernel.name, body, kernel.params) if shared else kernel
@@ -65,8 +85,9 @@ class _Sharer:
     looked at, or statements behind them, change; ``of_loads``: it is about loads, whatever is computed from them.
     """
 
-    def __init__(self, taken: set[str], room: int, of_loads: bool) -> None:
+    def __init__(self, taken: set[str], room: int, of_loads: bool, most: Callable[[Index], int | None]) -> None:
         self.of_loads = of_loads
+        self.most = most
         self.written: set[int] = set()
         self.updated: set[str] = set()
         self.taken = taken
@@ -92,7 +113,7 @@ class _Sharer:
         return tuple(out)
 
     def leaf(self, loop: For) -> bool:
-        return not any(isinstance(s, For | If | Alloc) for s in loop.body) and constant(loop.axis.extent) is not None
+        return not any(isinstance(s, For | If | Alloc) for s in loop.body) and self.most(loop.axis.extent) is not None
 
     def serve(self, block: list[Stmt], position: int, loop: For) -> int:
         """Shares what ``loop``, at ``position`` of ``block``, computes with later loops; the number of statements added
@@ -110,16 +131,21 @@ class _Sharer:
         added = 0
         for key, expr in mine.items():
             using = [n for n in later if key in self.costly(block[n + added])]  # type: ignore[arg-type]
-            size = (constant(loop.axis.extent) or 0) * expr.dtype.bytes
-            if not using or size > self.room:
+            length = self.most(loop.axis.extent) or 0
+            if not using or length * expr.dtype.bytes > self.room:
                 continue
-            self.room -= size
-            row = Buffer(fresh("row", self.taken), expr.dtype, (loop.axis.extent,), (ONE,), "local")
-            block[position + added] = self.keep(block[position + added], key, row)  # type: ignore[arg-type]
+            self.room -= length * expr.dtype.bytes
+            row = Buffer(fresh("row", self.taken), expr.dtype, (ix(length),), (ONE,), "local")
+            before: list[Stmt] = [Alloc(row)]
+            if self.of_loads and self.most is not constant:
+                before.append(self.fill(loop, expr, row))
+                using = [position, *using]
+            else:
+                block[position + added] = self.keep(block[position + added], key, row)  # type: ignore[arg-type]
             for n in using:
                 block[n + added] = self.take(block[n + added], key, row)  # type: ignore[arg-type]
-            block.insert(position + added, Alloc(row))
-            added += 1
+            block[position + added : position + added] = before
+            added += len(before)
             self.shared += 1
             if not self.of_loads:  # what else was found may have been part of that
                 break
@@ -161,6 +187,11 @@ class _Sharer:
             if isinstance(atom, Opaque) and atom.name in inside:
                 return False
         return depends
+
+    def fill(self, loop: For, expr: Expr, row: Buffer) -> For:
+        """A loop that stores ``expr`` of ``loop`` alone."""
+        axis = Axis(fresh(loop.axis.name, self.taken), loop.axis.extent)
+        return For(axis, (Store(row, (ix(axis),), Substitution({loop.axis: ix(axis)}).expr(expr)),))
 
     def keep(self, loop: For, key: object, row: Buffer) -> For:
         """``loop`` with the expression named and stored."""

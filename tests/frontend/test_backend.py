@@ -25,23 +25,9 @@ def test_unknown_options_are_errors(keywords: dict[str, Any]) -> None:
         lowc_backend(gm, [torch.ones(2)], **keywords)
 
 
-def test_subgraphs_are_run_by_torch(recorder: Any) -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)) * 2
-
-    x = torch.ones(3)
-    recorder.strict = False
-    torch._dynamo.utils.counters.clear()
-    assert torch.equal(torch.compile(f, backend=recorder, fullgraph=True)(x), f(x))
-    assert torch._dynamo.utils.counters["lowc"]["graphs_unsupported"] == 1 and not recorder.graphs
-
-
 def test_strict_names_op_and_line(recorder: Any) -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)) * 2
-
     with pytest.raises(Exception) as caught:
-        torch.compile(f, backend=recorder, fullgraph=True)(torch.ones(3))
+        torch.compile(lambda x: x * 2, backend=recorder, fullgraph=True)(torch.ones(3, dtype=torch.complex64).conj())
     cause = caught.value
     while cause is not None and not isinstance(cause, Unsupported):
         cause = cause.__cause__ or cause.__context__
@@ -274,8 +260,8 @@ def test_effects_happen_in_order() -> None:
 
 def test_what_cannot_be_imported_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     torch._dynamo.reset()
-    torch.compile(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), backend=lowc_backend)(torch.ones(3))
-    assert "an inference graph is run by torch, not lowc: cond is a higher-order op" in caplog.text
+    torch.compile(lambda x: x * 2, backend=lowc_backend)(torch.ones(3, dtype=torch.complex64).conj())
+    assert "an inference graph is run by torch, not lowc: " in caplog.text
     assert "graph_break" in caplog.text and "test_backend.py" in caplog.text
 
 

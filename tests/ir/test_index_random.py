@@ -124,3 +124,11 @@ def test_what_is_inside_blocks_of_a_symbol() -> None:
     size = (ix(N) + 47) // 48
     chunk = Axis("c", ix(48))
     assert lower_bound(ix(N) - 1 - ix(chunk) * size - Axis("p", minimum(size, ix(N) - ix(chunk) * size))) == 0
+
+
+def test_products_of_what_is_at_least_one() -> None:
+    rows, columns = Symbol("r", 0), Symbol("c", 1)
+    half = (ix(columns) + 1) // 2
+    assert lower_bound(half * rows - rows) == 0
+    assert lower_bound((half * rows - rows) // 64) == 0
+    assert lower_bound(minimum(ix(columns), ix(4)) * rows - ix(rows) * 2) is None

@@ -126,6 +126,9 @@ class Scalars:
             yes, no = self.make(dtype, depth - 1, clean), self.make(dtype, depth - 1, clean)
             return op(name, self._bool(depth - 1), yes[0], no[0]), yes[1] or no[1]
         parts = [self.make(dtype, depth - 1, clean) for _ in range(OPS[name].arity)]
+        if name == "copysign":  # of a NaN that an operation makes, IEEE 754 leaves the sign open, and processors differ
+            sign, taint = parts[1]
+            parts[1] = op("select", op("eq", sign, sign), sign, const(1, dtype)), taint
         return op(name, *[p for p, _ in parts]), any(t for _, t in parts)
 
 

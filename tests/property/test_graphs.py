@@ -15,8 +15,9 @@ import torch
 
 from tests.property.graphs import judge as judging
 from tests.property.graphs.generate import random_program
-from tests.property.graphs.judge import Ran, compare, excess, judge, run, taint
+from tests.property.graphs.judge import compare, excess, judge, taint
 from tests.property.graphs.program import Input, Line, Program, function, make_inputs
+from tests.property.graphs.ran import Ran, run
 from tests.property.graphs.repro import repro
 from tests.property.graphs.shrink import shrink
 from tests.property.graphs.workers import Settings, attempt, judged
@@ -152,3 +153,87 @@ def test_windows_of_inputs_and_their_writes_are_compared() -> None:
 def test_workers_report_each_seed() -> None:
     found = list(judged(range(3), 1, 250.0, shrink=False))
     assert [f.seed for f in found] == [0, 1, 2] and all(f.status in ("right", "inherited", "eager") for f in found)
+
+
+# ---------------------------------------------------------------- what the judge leaves open, and what not
+
+
+def one_line(text: str, uses: tuple[str, ...], noise: str, inputs: tuple[Input, ...]) -> Program:
+    return program(Line(text, "v0", uses, noise), outputs=("v0",), inputs=inputs)
+
+
+def changed(ran: Ran, number: int, change: Any) -> Ran:
+    values = list(ran.values)
+    value = values[number]
+    assert value is not None
+    values[number] = change(value.detach().clone())
+    return replace(ran, values=values)
+
+
+def judged_after(made: Program, number: int, change: Any) -> str:
+    eager = run(made, function(made))
+    return compare(made, changed(eager, number, change), eager).status
+
+
+def test_a_gradient_whose_terms_cancel() -> None:
+    """1 - tanh(x)**2 is as good as a unit of 1, however small it is, no worse; where nothing cancels as its own units."""
+    given = replace(vector("x0", grad=True), kind="positive")
+    made = one_line("v0 = torch.tanh(x0 + 3)", ("x0",), "round", (given,))
+    assert judged_after(made, 2, lambda g: g + 6e-8) == "right"
+    assert judged_after(made, 2, lambda g: g + 3e-6) == "wrong"
+    made = one_line("v0 = torch.exp(-x0)", ("x0",), "round", (given,))
+    assert judged_after(made, 2, lambda g: g * (1 + 2e-5)) == "wrong"
+
+
+def test_thresholds_are_no_excuse() -> None:
+    """hardsigmoid's gradient is 0 beyond 3, and eager's inputs, a little larger, are beyond it."""
+    given = Input("x0", "float32", (3,), (1,), 0, 3, "place 4", 3, grad=True)
+    made = one_line("v0 = F.hardsigmoid(x0 * 1.5)", ("x0",), "round", (given,))
+    assert judged_after(made, 2, lambda g: torch.where(g == 0, g, 0.0)) == "wrong"
+
+
+def test_nan_where_eagers_vector_code_has_nan() -> None:
+    """And nowhere else."""
+    given = Input("x0", "float32", (3,), (1,), 0, 3, "special", 55, grad=True)
+    nan = make_inputs((given,))[0].isnan()
+    assert nan.any() and not nan.all()
+    made = one_line("v0 = F.elu(x0)", ("x0",), "round", (given,))
+    assert judged_after(made, 2, lambda g: torch.where(nan, float("nan"), g)) == "right"
+    assert judged_after(made, 2, lambda g: g * float("nan")) == "wrong"
+    assert judged_after(made, 0, lambda y: torch.where(nan, 1.0, y)) == "wrong"
+
+
+def test_the_sign_of_a_nan_is_left_open_that_of_numbers_is_not() -> None:
+    given = Input("x0", "float32", (3,), (1,), 0, 3, "special", 55)
+    nan = make_inputs((given,))[0].isnan()
+    lines = (Line("v0 = x0 + 1", "v0", ("x0",), "exact"), Line("v1 = torch.signbit(v0)", "v1", ("v0",)))
+    made = program(*lines, outputs=("v1",), inputs=(given,))
+    assert judged_after(made, 0, lambda s: s ^ nan) == "right"
+    assert judged_after(made, 0, lambda s: ~s) == "wrong"
+
+
+def test_remainder_by_a_denormal_number_may_be_that_of_eagers_scalar_code() -> None:
+    inputs = (Input("x0", "float32", (64,), (1,), 0, 64, "small", 1), Input("x1", "float32", (64,), (1,), 0, 64, "special", 2))
+    made = one_line("v0 = torch.sign(torch.remainder(x0, x1))", ("x0", "x1"), "exact", inputs)
+    x, y = make_inputs(inputs)
+    scalar = torch.stack([torch.sign(torch.remainder(a, b)) for a, b in zip(x, y, strict=True)])
+    assert judged_after(made, 0, lambda _: scalar) == "right"
+    assert judged_after(made, 0, lambda v: -v) == "wrong"
+
+
+def test_a_variance_of_float64_is_compared_with_two_passes_as_well() -> None:
+    given = Input("x0", "float64", (4000,), (1,), 0, 4000, "small", 5)
+    made = one_line("v0 = torch.var(x0)", ("x0",), "sum", (given,))
+    (x,) = make_inputs((given,))
+    right = ((x - x.mean()) ** 2).sum() / (x.numel() - 1)
+    assert judged_after(made, 0, lambda _: right) == "right"
+    assert judged_after(made, 0, lambda v: v * (1 + 1e-11)) == "wrong"
+
+
+def test_what_float64_says_to_be_finite_may_be_finite() -> None:
+    exact = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    eager = torch.tensor([float("nan"), float("inf")])
+    assert not excess(exact.float(), eager, exact, [exact], False, 2.0**-23).any()
+    assert excess(exact.float() * 1.01, eager, exact, [exact], False, 2.0**-23).all()
+    unsettled = torch.tensor([float("nan"), float("inf")], dtype=torch.float64)
+    assert excess(torch.tensor([3.0, 3.0]), eager, exact, [exact], False, 2.0**-23, [unsettled]).all()

@@ -72,6 +72,7 @@ kernel total(x: f32[1000], out: f32[1]) {
   out[0] = s
 }
 """
+MEETING = SUM.replace("x: f32[1000],", "x: f32[1000], y: f32[8],").replace("  }", "    y[(k) % 8] max= x[k]\n  }")
 PREFIX = SUM.replace("  }", "    x[k] = s\n  }")
 COPY = """
 kernel copy(x: f32[600], y: f32[600]) {
@@ -93,6 +94,7 @@ kernel copy(x: f32[600], y: f32[600]) {
         (SUM, Reorder(("k", "j")), "not directly nested"),
         (SUM, Split("j", 4), "no loop over j"),
         (COPY, Partial("i", 4, 4), "updates no accumulator"),
+        (MEETING, Partial("k", 4, 4), "iterations meet in y"),
         (COPY, Interchange("i", Kind("vector", 16)), "does more than reduce"),
         (COPY.replace("y[i*30 + j]", "y[j]"), Bind("i", Kind("parallel")), "iterations meet in y"),
         (COPY.replace("y[i*30 + j]", "y[i*29 + j]"), Bind("i", Kind("parallel")), "iterations meet in y"),

@@ -50,6 +50,7 @@ class Builder:
         self.count = 0
         self.block = "entry"
         self.scopes: list[dict[str, str]] = [{}]
+        self.loaded: list[tuple[dict[str, str], str]] = []
         self.function = -1
         self.mark = ""
 
@@ -87,7 +88,15 @@ class Builder:
                 return found
         name = self.op(text, hint)
         self.scopes[-1][text] = name
+        if text.startswith("load "):
+            self.loaded.append((self.scopes[-1], text))
         return name
+
+    def forget_loads(self) -> None:
+        """Pure loads from here on are new ones, whatever equal ones there were: these need not be kept in registers till then."""
+        for scope, text in self.loaded:
+            scope.pop(text, None)
+        self.loaded.clear()
 
     def call(self, function: str, result: str, args: Sequence[tuple[str, str]]) -> str:
         """A call of a pure function, declared as needed; ``args`` are (type, operand)."""

@@ -14,11 +14,24 @@ from lowc.ir.ops import identity
 from lowc.ir.types import DType, bf16, bool_, f32
 
 WIDE = 16  # bytes of the widest access
+WIDE_LOCAL = 4  # of memory that becomes registers
 POINTER = {0: "ptr", 1: "ptr addrspace(1)", 3: "ptr addrspace(3)"}
 
 
 def address(t: Thread, buffer: Buffer, place: Index, lane: int) -> str:
     """The pointer to an element."""
+    pointer, number = _address(t, buffer, place, lane)
+    where, element = t.memory[buffer.name], memory_type(buffer.dtype)
+    return t.b.pure(f"getelementptr {element}, {POINTER[where.space]} {pointer}, i64 {number}", "g") if number else pointer
+
+
+def prepare(t: Thread, buffer: Buffer, place: Index) -> None:
+    """Computes what addresses at ``place`` have in common, so that accesses in branches from here on find it."""
+    _address(t, buffer, place, 0)
+
+
+def _address(t: Thread, buffer: Buffer, place: Index, lane: int) -> tuple[str, int]:
+    """A pointer, and how many elements behind it an element is."""
     where = t.memory[buffer.name]
     margin = sum(abs(c) for m, c in place.terms if not m)
     size = constant(buffer.shape[0]) if where.space == 1 else 0
@@ -30,17 +43,20 @@ def address(t: Thread, buffer: Buffer, place: Index, lane: int) -> str:
     pointer = where.pointers[lane if len(where.pointers) > 1 else 0]
     if text:
         pointer = t.b.pure(f"getelementptr {element}, {kind} {pointer}, i{bits} {text}", "g")
-    return t.b.pure(f"getelementptr {element}, {kind} {pointer}, i64 {number}", "g") if number else pointer
+    return pointer, number
 
 
 def _width(t: Thread, buffer: Buffer, where: Memory, place: Index) -> int:
-    """How many neighbouring lanes one access may serve: 1 if they are no neighbours, or not known to be aligned."""
-    if t.lanes is None or where.space == 0:
+    """How many neighbouring lanes one access may serve: 1 if they are no neighbours, or not known to be aligned.
+
+    Registers hold pairs of 16 bits as they were loaded, so that what comes from behind a branch need not be put together again.
+    """
+    if t.lanes is None or (where.space == 0 and buffer.dtype.bits != 16):
         return 1
     step, rest = split(place, t.lanes.axis)
     if constant(step) != 1 or varies(t, rest):
         return 1
-    width = min(WIDE // buffer.dtype.bytes, t.lanes.count)
+    width = min((WIDE if where.space else WIDE_LOCAL) // buffer.dtype.bytes, t.lanes.count)
     base = t.lanes.base if isinstance(t.lanes.base, int) else t.lanes.count
     multiples = [t.lanes.count, base, *(_multiple(t, m, c) for m, c in rest.terms)]
     while width > 1 and any(m % width for m in multiples):
@@ -307,10 +323,13 @@ def _store_wide(t: Thread, buffer: Buffer, place: Index, first: int, values: lis
     align = len(values) * buffer.dtype.bytes
     if buffer.dtype.bits == 16:
         element, texts = "i32", [_word(t, x, y) for x, y in zip(texts[::2], texts[1::2], strict=True)]
+    kind = POINTER[t.memory[buffer.name].space]
+    if len(texts) == 1:
+        t.b.line(f"store {element} {texts[0]}, {kind} {address(t, buffer, place, first)}, align {align}")
+        return
     type_, out = f"<{len(texts)} x {element}>", "poison"
     for n, x in enumerate(texts):
         out = t.b.pure(f"insertelement {type_} {out}, {element} {x}, i32 {n}")
-    kind = POINTER[t.memory[buffer.name].space]
     t.b.line(f"store {type_} {out}, {kind} {address(t, buffer, place, first)}, align {align}")
 
 

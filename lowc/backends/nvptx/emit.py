@@ -12,7 +12,7 @@ from lowc.backends.llvm.evaluation import evaluate_in_order
 from lowc.backends.llvm.types import constant as constant_text
 from lowc.backends.llvm.types import memory
 from lowc.backends.llvm.values import Val, binary, const, select
-from lowc.backends.nvptx import access
+from lowc.backends.nvptx import access, turns
 from lowc.backends.nvptx.combine import Exchange, across, barrier, linear, merge
 from lowc.backends.nvptx.operations import apply
 from lowc.backends.nvptx.plan import Plan, dimension, scans, updates
@@ -67,7 +67,7 @@ class Emitter:
     """Emits the statements of one kernel.
 
     ``shared``: bytes of dynamic shared memory taken so far; ``dynamic``: whether shared allocs go there.  ``loops``: how many
-    loops (in the code) are around.
+    loops (in the code) are around.  ``covered``: ids of the thread loops that all threads take part in here.
     """
 
     def __init__(self, thread: Thread, kernel: Kernel, plan: Plan, prefix: str) -> None:
@@ -78,6 +78,7 @@ class Emitter:
         self.exchange = Exchange(self.b, f"{prefix}.x")
         self.memo: dict[int, Vals] = {}
         self.loops = 0
+        self.covered: set[int] = set()
         self.local = 0
         self.shared = 0
         allocs = [s.buffer for s in statements(kernel.body) if isinstance(s, Alloc)]
@@ -94,6 +95,8 @@ class Emitter:
             self.b.at(stmt)
             self.memo.clear()  # what was loaded for one statement need not be what the next one would load
             self.stmt(stmt)
+            if isinstance(stmt, For) and not self.t.open:
+                self.b.forget_loads()  # what is to stay in registers between loops of a block, ``share`` has put there
             group = self.declared(stmt)
             if group is not None and group.over:
                 name = group.vars[0][0]
@@ -362,8 +365,8 @@ class Emitter:
         t, axis, d = self.t, stmt.axis, dimension(stmt)
         width = t.threads[d]
         tid = t.tid[d]
-        covered = proven(axis.extent - width)
-        inside = "" if covered else self.within(tid, axis.extent)
+        covered = id(stmt) in self.covered or proven(axis.extent - width)
+        inside = "" if covered else turns.within(t, tid, axis.extent, width)
         outer, t.open = t.open, t.open | {d}
         if id(stmt) in self.plan.scans:
             t.axes[axis.name] = (tid, 32)
@@ -371,7 +374,10 @@ class Emitter:
             scan.run(stmt, self.also(t.active, inside))
         elif id(stmt) not in self.plan.collective:
             t.axes[axis.name] = (tid, 32) if width > 1 else 0
-            self.under(self.also(t.active, inside), lambda: self.scoped(stmt.body))
+            condition = self.also(t.active, inside)
+            if condition:
+                turns.prepare(t, stmt.body)
+            self.under(condition, lambda: self.scoped(stmt.body))
         else:
             active = t.active
             if not covered:
@@ -391,10 +397,6 @@ class Emitter:
             t.active = active
         t.open = outer
 
-    def within(self, tid: str, extent: Index) -> str:
-        end, bits = operand(self.t, extent)
-        return self.b.pure(f"icmp slt i{bits} {sized(self.b, tid, 32, bits)}, {end}")
-
     # ------------------------------------------------------------ loops
 
     def loop(self, stmt: For) -> None:
@@ -413,8 +415,40 @@ class Emitter:
             return
         if any(len(self.lanes_in(i)) > 1 for i in (stmt.axis.extent,)):
             raise CodegenError(f"the loop {stmt.axis} is not equally long in all lanes")
+        whole = None if id(stmt.body[0]) in self.plan.collective | set(self.plan.scans) else turns.full(stmt)
+        if whole is not None:
+            self.turns(stmt, whole)
+            return
         end, bits = operand(self.t, stmt.axis.extent)
         self.counted_loop(stmt, "0", end, bits, (self.t.range(stmt.axis.extent)[0] or 0) >= 1)
+
+    def turns(self, stmt: For, whole: Index) -> None:
+        """A loop over ``whole`` turns that every thread takes part in, and perhaps one more that only some do."""
+        bits = 32 if self.t.fits(whole) and self.t.fits(stmt.axis.extent) else 64
+        full, end = (operand(self.t, i, bits=bits)[0] for i in (whole, stmt.axis.extent))
+        self.covered.add(id(stmt.body[0]))
+        start = self.groups(stmt, full, bits) if turns.light(stmt) else "0"
+        self.counted_loop(stmt, start, full, bits, False)
+        self.covered.remove(id(stmt.body[0]))
+        more = self.b.pure(f"icmp slt i{bits} {full}, {end}")
+        self.t.axes[stmt.axis.name] = (full, bits)
+        self.b.branch(more, [], lambda: self.nothing(lambda: self.scoped(stmt.body)))
+
+    def groups(self, stmt: For, full: str, bits: int) -> str:
+        """A loop over groups of turns; gives the first turn after it."""
+
+        def each(index: str, _: list[str]) -> Sequence[str]:
+            first = self.b.pure(f"mul i{bits} {index}, {turns.GROUP}")
+            for n in range(turns.GROUP):
+                self.t.axes[stmt.axis.name] = (self.b.pure(f"add i{bits} {first}, {n}"), bits)
+                self.scoped(stmt.body)
+            return ()
+
+        count = self.b.pure(f"sdiv i{bits} {full}, {turns.GROUP}")
+        self.loops += 1
+        self.b.loop("0", count, 1, [], each, False, f"i{bits}")
+        self.loops -= 1
+        return self.b.pure(f"mul i{bits} {count}, {turns.GROUP}")
 
     def lanes_in(self, index: Index) -> range:
         return range(lanes_of(self.t, (index,)))

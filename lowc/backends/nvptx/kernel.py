@@ -90,7 +90,10 @@ def bind_blocks(t: Thread, loops: list[For]) -> Index:
     for loop in reversed(loops[1:]):
         extent, bits = operand(t, loop.axis.extent)
         extent = sized(t.b, extent, bits, 32)
-        t.axes[loop.axis.name] = (t.b.pure(f"urem i32 {number}, {extent}"), 32)
-        number = t.b.pure(f"udiv i32 {number}, {extent}")
+        row = t.b.pure(f"udiv i32 {number}, {extent}")
+        before = t.b.pure(f"mul i32 {row}, {extent}")
+        t.axes[loop.axis.name] = (t.b.pure(f"sub i32 {number}, {before}"), 32)
+        number = row
     t.axes[loops[0].axis.name] = (number, 32)
+    t.blocks = frozenset(loop.axis.name for loop in loops)
     return grid

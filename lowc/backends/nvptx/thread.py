@@ -23,6 +23,7 @@ from lowc.ir.index import (
     Symbol,
     atoms,
     constant,
+    ix,
     lower_bound,
     upper_bound,
 )
@@ -76,7 +77,8 @@ class Thread:
     """``axes``: an operand with its bits, or a number.  ``tid``: thread numbers by dimension, ``threads`` how many there are.
 
     ``open``: the dimensions whose thread loops are around.  ``active``: a condition under which the thread takes part ("":
-    always): it walks along, but writes nothing.  ``aligned``: params that are accessed 16 bytes at a time.
+    always): it walks along, but writes nothing.  ``aligned``: params that are accessed 16 bytes at a time.  ``blocks``: axes that
+    number blocks.
     """
 
     b: Builder
@@ -90,6 +92,7 @@ class Thread:
     groups: dict[str, Group] = field(default_factory=dict[str, Group])
     written: frozenset[str] = frozenset()
     aligned: set[str] = field(default_factory=set[str])
+    blocks: frozenset[str] = frozenset()
     lanes: Lanes | None = None
     open: frozenset[str] = frozenset()
     active: str = ""
@@ -226,6 +229,8 @@ def _atom(t: Thread, atom: Atom, lane: int, bits: int) -> str | int:
         return sized(t.b, values[lane if len(values) > 1 else 0].text, 64, bits)
     a, c = (atom.num, atom.den) if isinstance(atom, FloorDiv | Mod) else (atom.a, atom.b)
     inner = 32 if t.fits(a) and t.fits(c) else 64
+    if inner == 64 and isinstance(atom, FloorDiv | Mod) and _is_block(t, a):
+        return _block_divided(t, atom, lane, bits)
     x, y = operand(t, a, lane, inner)[0], operand(t, c, lane, inner)[0]
     if x[0] != "%" and y[0] != "%":
         return _known(atom, int(x), int(y))
@@ -241,6 +246,22 @@ def _known(atom: FloorDiv | Mod | Min | Max, x: int, y: int) -> int:
     if isinstance(atom, Min | Max):
         return min(x, y) if isinstance(atom, Min) else max(x, y)
     return x // max(1, y) if isinstance(atom, FloorDiv) else x % max(1, y)
+
+
+def _is_block(t: Thread, index: Index) -> bool:
+    """Whether ``index`` is the number of a block, of which there are fewer than 2^31, whatever the sizes are."""
+    return any(isinstance(a, Axis) and a.name in t.blocks and index == ix(a) for m, _ in index.terms for a in m)
+
+
+def _block_divided(t: Thread, atom: FloorDiv | Mod, lane: int, bits: int) -> str:
+    """The number of a block, which has 31 bits, over any size: one of more bits gives what the largest of 31 gives."""
+    x, y = operand(t, atom.num, lane, 32)[0], operand(t, atom.den, lane, 64)[0]
+    if (t.range(atom.den)[0] or 0) < 1:
+        y = t.b.call("llvm.smax.i64", "i64", [("i64", y), ("i64", "1")])
+    if not t.fits(atom.den):
+        y = t.b.call("llvm.smin.i64", "i64", [("i64", y), ("i64", str(WORD - 1))])
+    word = "udiv" if isinstance(atom, FloorDiv) else "urem"
+    return sized(t.b, t.b.pure(f"{word} i32 {x}, {sized(t.b, y, 64, 32)}"), 32, bits)
 
 
 def _divided(t: Thread, atom: FloorDiv | Mod, x: str, y: str, bits: int) -> str:

@@ -9,13 +9,17 @@ Values that depend on exact lines alone are eager's bit for bit.  Others may dif
 * a few units in the last place, or
 * twice eager's own distance from the program in float64, or
 * what the program in float64 does when each of its results is moved by its rounding (``Noise``), which says how much a small
-  error may grow in this program, and which comparisons and choices it may turn over.
+  error may grow in this program, and which comparisons and choices it may turn over, or
+* for gradients, eager's distance from the program in float64 for inputs nearby (``eagers.distances``), and for what is float64
+  itself, how eager's values move with the last bits of the inputs (``eagers.shifts``).
+
+Where eager is NaN or infinite, but the program in float64 finite whatever the noise, and near, it is eager's own code that fails.
+NaN and infinities may also be those of the program in float64 with some calls written another way (``otherwise``).
 """
 
-import random
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +34,10 @@ from lowc.errors import Unsupported
 from lowc.frontend.aot import compile_module
 from lowc.lowering.table import TABLE
 from lowc.options import parse
-from tests.property.graphs.program import FLOATS, Noise, Program, function, make_inputs, trace
+from tests.property.graphs.eagers import distances, shifts, twins
+from tests.property.graphs.program import FLOATS, Program, function, make_inputs
+from tests.property.graphs.ran import Ran, differs, run, same
+from tests.property.graphs.wide import Wide, coarsest, double, wide_runs
 
 RUNS = 8  # in float64, each with other noise
 
@@ -41,7 +48,7 @@ class Verdict:
 
     * right, wrong; error: lowc raises; torch: lowc cannot import the graph, so that torch would run it;
     * refused: AOTAutograd raises without lowc, too; inherited: not as in eager, but as AOTAutograd makes it without lowc;
-    * eager: eager raises.
+    * eager: eager raises; unjudged: values are not eager's bits, and the program does not run in float64.
     """
 
     status: str
@@ -50,17 +57,6 @@ class Verdict:
     @property
     def bad(self) -> bool:
         return self.status in ("wrong", "error", "crash", "timeout")
-
-
-@dataclass(frozen=True)
-class Ran:
-    """Results, then the inputs as they are afterwards, then gradients.  ``windows``: for each result, the number of the input
-    whose storage it has."""
-
-    values: list[Tensor | None]
-    windows: list[int | None]
-    results: int
-    forward: int
 
 
 def judge(program: Program, dynamo: bool = False, knobs: Sequence[tuple[Any, str, Any]] = (), check: bool = False) -> Verdict:
@@ -81,36 +77,9 @@ def judge(program: Program, dynamo: bool = False, knobs: Sequence[tuple[Any, str
             except Exception as error:
                 return _blamed(program, call, error)
         found = compare(program, ours, eager)
-        if found.bad and (plain := _without_lowc(program, call)) is not None and not compare(program, ours, plain).bad:
+        if found.bad and (plain := _without_lowc(program, call, dynamo)) is not None and not compare(program, ours, plain).bad:
             return Verdict("inherited", found.detail)
         return found
-
-
-def run(program: Program, call: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor] | None = None) -> Ran:
-    given = list(inputs) if inputs is not None else make_inputs(program.inputs)
-    with torch.set_grad_enabled(program.grad):
-        results = list(call(*given))
-    return _ran(results, given)
-
-
-def _ran(results: list[Tensor], given: list[Tensor]) -> Ran:
-    places = [x.untyped_storage().data_ptr() if x.numel() else None for x in given]
-    windows = [_find(places, r.untyped_storage().data_ptr()) if r.numel() else None for r in results]
-    found: list[Tensor | None] = [*results, *(x.detach() for x in given)]
-    forward = len(found)
-    wanted = [x for x in given if x.is_leaf and x.requires_grad]
-    ends = [r for r in results if r.requires_grad]
-    if wanted and ends:
-        found += torch.autograd.grad(ends, wanted, [_cotangent(e) for e in ends], allow_unused=True)
-    return Ran(found, windows, len(results), forward)
-
-
-def _find(places: list[int | None], place: int) -> int | None:
-    return places.index(place) if place in places else None
-
-
-def _cotangent(end: Tensor) -> Tensor:
-    return torch.linspace(0.5, 1.5, end.numel(), dtype=torch.float64).reshape(end.shape).to(end.dtype)
 
 
 # ---------------------------------------------------------------- compiled
@@ -145,9 +114,11 @@ def _blamed(program: Program, call: Callable[..., Any], error: Exception) -> Ver
     return Verdict("error", _say(error))
 
 
-def _without_lowc(program: Program, call: Callable[..., Any]) -> Ran | None:
+def _without_lowc(program: Program, call: Callable[..., Any], dynamo: bool) -> Ran | None:
+    torch._dynamo.reset()
+    aot_eager = torch.compile(call, backend="aot_eager", dynamic=False) if dynamo else None
     try:
-        return run(program, aot_function(call, fw_compiler=lambda gm, _: gm))
+        return run(program, aot_eager or aot_function(call, fw_compiler=lambda gm, _: gm))
     except Exception:
         return None
 
@@ -162,34 +133,36 @@ def _say(error: Exception) -> str:
 def compare(program: Program, ours: Ran, eager: Ran) -> Verdict:
     for number, (a, b) in enumerate(zip(ours.values, eager.values, strict=True)):
         if found := _types(a, b, number < eager.forward):
-            if found.startswith("strides") and number < eager.results and _as_faked(program, number, a):
+            strided = found.startswith("strides") and number < eager.results
+            if strided and (_as_faked(program, number, a) or _as_traced(program, a)):
                 continue
             return Verdict("wrong", f"{describe(program, eager, number)}: {found}")
     for number in range(eager.results):
         if ours.windows[number] != eager.windows[number] and not program.grad:
             return Verdict("wrong", f"{describe(program, eager, number)}: a window of input {eager.windows[number]} in eager, "
                                     f"of {ours.windows[number]} here")  # fmt: skip
-    suspects = [n for n in range(len(eager.values)) if not _same(ours.values[n], eager.values[n])]
+    suspects = [n for n in range(len(eager.values)) if not same(ours.values[n], eager.values[n])]
     if not suspects:
         return Verdict("right")
     tainted = taint(program)
     for number in suspects:
         name = name_of(program, eager, number)
         if number < eager.forward and name not in tainted:
-            if _as_in_double(program, ours, number):
+            if _as_in_double(program, ours, number) or _as_a_twin(program, ours, eager, number):
                 continue
-            detail = _shown(ours.values[number], eager.values[number], _differs(ours.values[number], eager.values[number]))
+            detail = _shown(ours.values[number], eager.values[number], differs(ours.values[number], eager.values[number]))
             return Verdict("wrong", f"{describe(program, eager, number)}: exact, but {detail}")
     suspects = [n for n in suspects if n >= eager.forward or name_of(program, eager, n) in tainted]
-    with _double():
+    with double():
         try:
-            exact, noisy = wide_runs(program, RUNS)
-            found = _judged(program, ours, eager, suspects, exact, noisy)
+            found = _judged(program, ours, eager, suspects, wide_runs(program, RUNS))
             if found:  # a choice that turns over seldom may have escaped a few runs
-                exact, noisy = wide_runs(program, 5 * RUNS)
-                found = _judged(program, ours, eager, suspects, exact, noisy)
-        except Exception as error:
-            return Verdict("right", f"not judged: {_say(error)}")
+                torch.set_default_dtype(torch.float32)
+                moved = (distances if coarsest(program) > FLOATS[torch.float64] else shifts)(program, function(program), eager)
+                torch.set_default_dtype(torch.float64)
+                found = _judged(program, ours, eager, suspects, wide_runs(program, 5 * RUNS), moved)
+        except (RuntimeError, TypeError) as error:
+            return Verdict("unjudged", _say(error))
     return Verdict("wrong", found) if found else Verdict("right")
 
 
@@ -198,24 +171,38 @@ def _as_in_double(program: Program, ours: Ran, number: int) -> bool:
 
     Its fmod by a denormal number is NaN on some processors.
     """
-    with _double():
+    with double():
         try:
-            exact, _ = wide_runs(program, 1)
+            exact = wide_runs(program, 0).exact
         except Exception:
             return False
     value, mine = exact.values[number], ours.values[number]
-    return value is not None and mine is not None and mine.is_floating_point() and _same(mine, value.to(mine.dtype))
+    return value is not None and mine is not None and mine.is_floating_point() and same(mine, value.to(mine.dtype))
 
 
-def _judged(program: Program, ours: Ran, eager: Ran, suspects: list[int], exact: Ran, noisy: list[Ran]) -> str:
+def _as_a_twin(program: Program, ours: Ran, eager: Ran, number: int) -> bool:
+    """Whether each element of a result of exact ops is one of the answers that eager has for it."""
+    mine = ours.values[number]
+    left = differs(mine, eager.values[number])
+    for twin in twins(program):
+        left &= differs(mine, twin.values[number])
+    return not left.any()
+
+
+def _judged(
+    program: Program, ours: Ran, eager: Ran, suspects: list[int], wide: Wide, moved: Sequence[Tensor | None] | None = None
+) -> str:
+    """``moved``: for each of eager's values, its ``distances``, or its ``shifts``."""
     for number in suspects:
         a, b = ours.values[number], eager.values[number]
         assert a is not None and b is not None
         gradient = number >= eager.forward
         step = coarsest(program) if gradient else FLOATS.get(b.dtype, 0.0)
-        wrong = excess(a, b, exact.values[number], [n.values[number] for n in noisy], gradient, step)
+        noisy, otherwise = ([r.values[number] for r in runs] for runs in (wide.noisy, wide.otherwise))
+        own = moved[number] if moved is not None and (gradient or b.dtype == torch.float64) else None
+        c = wide.exact.values[number]
+        wrong = excess(a, b, c, noisy, gradient, step, otherwise, own)
         if wrong.any():
-            c = exact.values[number]
             exactly = f", in float64 {c[wrong][:3].tolist()}" if c is not None else ""
             return f"{describe(program, eager, number)}: {_shown(a, b, wrong)}{exactly}"
     return ""
@@ -240,25 +227,30 @@ def _as_faked(program: Program, number: int, ours: Tensor | None) -> bool:
     return ours is not None and _steps(result) == _steps(ours)
 
 
+def _as_traced(program: Program, ours: Tensor | None) -> bool:
+    """Whether a result has the strides of one of its shape in the graph that AOTAutograd traces: an op of it that stands for a
+    write (``out=``, ``index_add_``) may have been given others than the memory that was written to."""
+    found: list[tuple[torch.Size, list[int]]] = []
+
+    def look(gm: fx.GraphModule, _: Any) -> fx.GraphModule:
+        (output,) = gm.graph.find_nodes(op="output")
+        kept = [n.meta.get("val") for n in output.args[0] if isinstance(n, fx.Node)]
+        found.extend((x.shape, _steps(x)) for x in kept if isinstance(x, Tensor))
+        return gm
+
+    try:
+        run(program, aot_function(function(program), fw_compiler=look))
+    except Exception:
+        pass  # what it traced counts
+    return ours is not None and (ours.shape, _steps(ours)) in found
+
+
 def _type(x: Tensor) -> str:
     return f"{x.dtype}{list(x.shape)}" + (" with gradient" if x.requires_grad else "")
 
 
 def _steps(x: Tensor) -> list[int]:
     return [s for n, s in zip(x.shape, x.stride(), strict=True) if n > 1]
-
-
-def _differs(a: Tensor | None, b: Tensor | None) -> Tensor:
-    """Where two tensors are not the same bits; one NaN is as good as another."""
-    assert a is not None and b is not None
-    a, b = a.detach(), b.detach()
-    if not a.is_floating_point():
-        return a != b
-    return ((a != b) | (a.signbit() != b.signbit())) & ~(a.isnan() & b.isnan())
-
-
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is None or not bool(_differs(a, b).any())
 
 
 def _shown(a: Tensor | None, b: Tensor | None, wrong: Tensor) -> str:
@@ -307,85 +299,55 @@ def _related(program: Program, name: str) -> set[str]:
             return family
 
 
-# ---------------------------------------------------------------- in float64
-
-
-@contextmanager
-def _double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def wide_runs(program: Program, count: int) -> tuple[Ran, list[Ran]]:
-    """The program in float64, and ``count`` times with noise."""
-    torch.set_default_dtype(torch.float32)
-    dtypes = trace(program, make_inputs(program.inputs, grad=False))["dtypes"]
-    torch.set_default_dtype(torch.float64)
-    rng = random.Random(program.seed)
-    runs = [_wide(program, Noise(rng, dtypes) if n else None) for n in range(count + 1)]
-    return runs[0], runs[1:]
-
-
-def _wide(program: Program, noise: Noise | None) -> Ran:
-    made: dict[str, Tensor] = {}
-    for spec, x in zip(program.inputs, make_inputs(program.inputs, grad=False), strict=True):
-        if spec.base:
-            made[spec.name] = made[spec.base].as_strided(spec.shape, spec.strides, spec.offset)
-        elif x.dtype in FLOATS:
-            whole = x.as_strided((spec.count,), (1,), 0).double()
-            made[spec.name] = whole.as_strided(spec.shape, spec.strides, spec.offset).requires_grad_(spec.grad)
-        else:
-            made[spec.name] = x
-    given = list(made.values())
-    with torch.set_grad_enabled(program.grad):
-        space = trace(program, given, wide=True, noise=noise)
-    return _ran([space[name] for name in program.outputs], given)
-
-
-def coarsest(program: Program) -> float:
-    """The rounding of the least precise dtype in the program: gradients may be sums in it, of which noise knows nothing."""
-    with torch.no_grad():
-        dtypes = trace(program, make_inputs(program.inputs, grad=False))["dtypes"].values()
-    found = [*dtypes, *(getattr(torch, i.dtype) for i in program.inputs)]
-    return max(FLOATS.get(dtype, 0.0) for dtype in found)
-
-
 def excess(
-    a: Tensor, b: Tensor, exact: Tensor | None, noisy: Sequence[Tensor | None], gradient: bool, step: float
+    a: Tensor,
+    b: Tensor,
+    exact: Tensor | None,
+    noisy: Sequence[Tensor | None],
+    gradient: bool,
+    step: float,
+    otherwise: Sequence[Tensor | None] = (),
+    moved: Tensor | None = None,
 ) -> Tensor:
-    """Where ``a`` is further from eager's ``b`` than it may be; ``step``: what rounding does, as a part of the value."""
+    """Where ``a`` is further from eager's ``b`` than it may be; ``step``: what rounding does, as a part of the value; ``moved``:
+    what it does to terms of which the value is what is left."""
     a, b = a.detach(), b.detach()
-    wrong = _differs(a, b)
-    others = [n.detach() for n in noisy if n is not None and n.shape == b.shape]
+    wrong = differs(a, b)
+    others, alike = ([n.detach() for n in runs if n is not None and n.shape == b.shape] for runs in (noisy, otherwise))
     if exact is None or exact.shape != b.shape:
         return wrong & torch.zeros_like(wrong)
     exact = exact.detach()
     if not b.is_floating_point():
         for n in others:
             wrong &= n == exact
+        for n in (exact, *alike):  # what float64 says, too, is right: eager's rounding decides otherwise
+            wrong &= a != n
         return wrong
     x, y = a.double(), b.double()
     least = float(torch.finfo(b.dtype).tiny) * 4
-    narrow = [n.to(b.dtype).double() for n in (exact, *others)]
-    allowed = 8 * step * y.abs() + least
+    narrow = [n.to(b.dtype).double() for n in (exact, *others, *alike)]
     distance = (y - exact).abs().nan_to_num(0.0, 0.0, 0.0)
+    if moved is not None:
+        distance = torch.maximum(distance, moved)
+    settled = exact.isfinite()
     for n in others:
         same = (n == exact) | (n.isnan() & exact.isnan())
         spread = (n - exact).abs().nan_to_num(float("inf"))
         distance = torch.maximum(distance, torch.where(same, 0.0, spread))
-    finite = x.isfinite() & y.isfinite()
-    near = (x - y).abs() <= allowed
-    near |= (x - exact).abs() <= 4 * distance + 8 * step * exact.abs() + least
-    wrong &= ~(finite & near)
+        settled &= n.isfinite()
+    near = y.isfinite() & ((x - y).abs() <= 8 * step * y.abs() + least)
+    near |= (y.isfinite() | settled) & exact.isfinite() & ((x - exact).abs() <= 4 * distance + 8 * step * exact.abs() + least)
+    if alike:
+        first = alike[0]
+        apart = torch.stack([(n - first).abs().nan_to_num(0.0, 0.0, 0.0) for n in alike]).amax(0)
+        near |= first.isfinite() & ((x - first).abs() <= 4 * apart + 8 * step * first.abs() + least)
+    wrong &= ~(x.isfinite() & near)
     for n in narrow:  # NaN, infinities and signs of zeros as in one of the runs
         wrong &= ~((x == n) & (x.signbit() == n.signbit()) | (x.isnan() & n.isnan()))
     zeros = (x == 0) & (y == 0)
     if gradient:
         wrong &= ~zeros
-    wrong |= zeros & _differs(a, b) & _settled_sign(exact, others) & (not gradient)
+    wrong |= zeros & differs(a, b) & _settled_sign(exact, others) & (not gradient)
     return wrong & ~distance.isinf()
 
 

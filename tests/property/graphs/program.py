@@ -11,11 +11,14 @@ Each line assigns one name, or changes what a name holds.  ``Line.noise`` says h
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tests.property.graphs.otherwise import SPACE
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,16 @@ def values(kind: str, seed: int, dtype: torch.dtype, count: int) -> Tensor:
     return x
 
 
-def make_inputs(inputs: Sequence[Input], grad: bool = True) -> list[Tensor]:
+def make_inputs(inputs: Sequence[Input], grad: bool = True, factor: float = 1.0) -> list[Tensor]:
+    """``factor``: what floats are multiplied by."""
     made: dict[str, Tensor] = {}
     for spec in inputs:
         if spec.base:
             made[spec.name] = made[spec.base].as_strided(spec.shape, spec.strides, spec.offset)
             continue
         storage = values(spec.kind, spec.seed, getattr(torch, spec.dtype), spec.count)
+        if factor != 1.0 and storage.is_floating_point():
+            storage *= factor
         made[spec.name] = storage.as_strided(spec.shape, spec.strides, spec.offset).requires_grad_(spec.grad and grad)
     return list(made.values())
 
@@ -143,20 +149,36 @@ class Noise:
             return x
         return x + self.spread(operand.detach(), dtype, 1.0) - operand.detach()
 
-    def signs(self, x: Any) -> Any:
+    def kept(self, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+        """What autograd keeps of a line for its backward pass is rounded, too: a softmax that it keeps does not add up to 1."""
+        if dtype not in FLOATS:
+            return nullcontext()
+        return torch.autograd.graph.saved_tensors_hooks(lambda x: self.spread(x, dtype, 0.5), lambda x: x)
+
+    def signs(self, x: Any, zeros: bool) -> Any:
+        """``x`` with the signs of NaN, and of ``zeros``, thrown."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         draw = torch.Generator().manual_seed(self.rng.randrange(2**40))
         flip = torch.randint(0, 2, x.shape, generator=draw).bool()
-        return torch.where((x == 0) & flip, -x, x)
+        return torch.where((x.isnan() | ((x == 0) & zeros)) & flip, -x, x)
 
 
-def trace(program: Program, inputs: Sequence[Tensor], wide: bool = False, noise: Noise | None = None) -> dict[str, Any]:
+def trace(
+    program: Program,
+    inputs: Sequence[Tensor],
+    wide: bool = False,
+    noise: Noise | None = None,
+    otherwise: bool = False,
+    apart: bool = False,
+    signs: bool = False,
+) -> dict[str, Any]:
     """All names and what they hold after the program, line by line; with ``wide``, dtypes in the text are float64.
 
-    The dtypes of the values that lines assign are in ``"dtypes"``.
+    ``otherwise``: some calls are written another way; ``apart``: operands of exact lines lie apart in memory; ``signs``: what
+    exact lines make has NaNs of the other sign.  The dtypes of the values that lines assign are in ``"dtypes"``.
     """
-    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+    space: dict[str, Any] = dict(SPACE) if otherwise else {"torch": torch, "F": torch.nn.functional}
     space |= {spec.name: x for spec, x in zip(program.inputs, inputs, strict=True)}
     dtypes: dict[int, torch.dtype] = {}
     for number, line in enumerate(program.lines):
@@ -166,9 +188,17 @@ def trace(program: Program, inputs: Sequence[Tensor], wide: bool = False, noise:
             for name in line.uses:
                 held[name] = space[name]
                 space[name] = noise.spread(space[name], dtype, 1.0)
-        exec(widened(line.text) if wide else line.text, space)
+        exact = line.noise == "exact" and not line.writes
+        if apart and exact:
+            for name in line.uses:
+                held[name] = space[name]
+                space[name] = _apart(space[name])
+        with noise.kept(dtype) if noise is not None and line.noise in ("round", "sum") else nullcontext():
+            exec(widened(line.text) if wide else line.text, space)
         space |= held
         result = space[line.target]
+        if signs and exact and isinstance(result, Tensor) and result.is_floating_point() and not _is_view(result):
+            result = space[line.target] = torch.where(result.isnan(), -result, result)
         if isinstance(result, Tensor):
             dtypes[number] = result.dtype
         if noise is not None:
@@ -177,14 +207,19 @@ def trace(program: Program, inputs: Sequence[Tensor], wide: bool = False, noise:
                 if line.noise == "sum":
                     for name in line.uses:
                         changed = noise.cancelled(changed, space[name], dtype)
-                if line.noise not in ("move", "exact"):
-                    changed = noise.signs(changed)
+                if line.noise != "move":
+                    changed = noise.signs(changed, line.noise != "exact")
                 if line.writes and isinstance(result, Tensor) and changed is not result:
                     result.copy_(changed)
                 elif not line.writes and not _is_view(result):
                     space[line.target] = changed
     space["dtypes"] = dtypes
     return space
+
+
+def _apart(x: Any) -> Any:
+    """``x`` with a gap after each element, so that no vector can be loaded."""
+    return torch.stack([x, x], -1)[..., 0] if isinstance(x, Tensor) else x
 
 
 def _is_view(x: Any) -> bool:

@@ -31,19 +31,26 @@ class Found:
 
 @dataclass(frozen=True)
 class Settings:
-    """``dynamo``: one graph in so many goes through torch.compile (0: none)."""
+    """``dynamo``: one graph in so many goes through torch.compile (0: none); ``threads``: torch's and lowc's in a process."""
 
     dynamo: int
     check: bool
     shrink: bool
+    threads: int = 1
 
 
 def judged(
-    seeds: Sequence[int], jobs: int, patience: float, dynamo: int = 0, check: bool = False, shrink: bool = True
+    seeds: Sequence[int],
+    jobs: int,
+    patience: float,
+    dynamo: int = 0,
+    check: bool = False,
+    shrink: bool = True,
+    threads: int = 1,
 ) -> Iterator[Found]:
     """What became of each seed, as they are done."""
     waiting = list(reversed(seeds))
-    settings = Settings(dynamo, check, shrink)
+    settings = Settings(dynamo, check, shrink, threads)
     workers = [_Worker(settings) for _ in range(min(jobs, len(seeds)))]
     try:
         for worker in workers:
@@ -131,7 +138,7 @@ def work(pipe: Connection, settings: Settings) -> None:
     logging.disable(logging.CRITICAL)
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(settings.threads)
     while True:
         try:
             seed = pipe.recv()

@@ -1,0 +1,194 @@
+"""Regressions that random graphs (``python -m tests.property.graphs``) found."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lowc.dynamo import lowc_backend
+
+STRICT = {"strict_errors": True}
+
+
+def compiled(f: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(f, backend=lowc_backend, options=STRICT, dynamic=dynamic)
+
+
+def gradient(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    given = x.clone().requires_grad_()
+    out = f(given)
+    return torch.autograd.grad(out, given, torch.ones_like(out))[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("reduce", ["amin", "amax", "sum"])
+def test_a_sum_beside_a_scatter(dtype: torch.dtype, reduce: str) -> None:
+    """A sum of all elements was shared among the cores with the scatter in its loop, whose elements then met."""
+
+    def f(x: Tensor, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        return x.scatter_reduce(0, index, source, reduce), source.sum()
+
+    n = 1 << 18
+    index = torch.arange(n).flip(0) % 7
+    x, source = torch.zeros(7, dtype=dtype), torch.ones(n, dtype=dtype)
+    if reduce != "sum":
+        source = ((torch.arange(n) * 37) % 211 - 100).to(dtype)
+    ours = compiled(f)
+    for _ in range(5):
+        a, b = ours(x, index, source), f(x, index, source)
+        exact = x.double().scatter_reduce(0, index, source.double(), reduce).to(dtype)
+        assert torch.equal(a[0], exact) and torch.equal(a[1], b[1])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_of_a_permuted_tensor_that_was_written_to(dynamic: bool) -> None:
+    """AOTAutograd replays the view of what ``index_add`` gave, whose strides do not allow it."""
+
+    def f(x: Tensor, index: Tensor, source: Tensor) -> Tensor:
+        places = torch.max(x, -2).indices
+        seen = places.view([-1, 1, 1])
+        places.permute([2, 0, 1]).index_add_(0, index, source)
+        return seen
+
+    ours = compiled(f, dynamic)
+    for rows, columns in ((9, 17), (5, 13)):
+        x = torch.randn(rows, 1, 9, columns)
+        index, source = torch.randint(0, columns, (3,)), torch.arange(3 * rows).view(3, rows, 1)
+        assert torch.equal(ours(x, index, source), f(x, index, source))
+
+
+@pytest.mark.parametrize("f", [F.elu, F.selu, lambda x: F.celu(x, 0.5)])
+def test_the_gradient_of_elu_at_nan_is_nan(f: Callable[[Tensor], Tensor]) -> None:
+    x = torch.linspace(-3, 3, 64)
+    x[::5] = float("nan")
+    torch.testing.assert_close(gradient(compiled(f), x), gradient(f, x), equal_nan=True)
+
+
+def test_the_gradient_of_elu_in_place() -> None:
+    """Made of the result, not of the input."""
+    x = torch.linspace(-3, 3, 64)
+
+    def f(x: Tensor) -> Tensor:
+        return F.elu(x * 2, 1.5, inplace=True)
+
+    torch.testing.assert_close(gradient(compiled(f), x), gradient(f, x))
+
+
+def _quotient(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    z = x / y
+    y.mul_(2)
+    return z * w
+
+
+def _quotient_of_a_view(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    z = x / y.t()
+    y.mul_(2)
+    return z * w
+
+
+def _both_written(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    z = torch.softmax(x * y.flatten(), 1)
+    y.add_(1)
+    x.zero_()
+    return z * w
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("f", [_quotient, _quotient_of_a_view, _both_written])
+def test_the_backward_pass_sees_inputs_as_they_were(f: Callable[..., Tensor], step: int, dynamic: bool) -> None:
+    """The small factors, which are inputs, are kept instead of what is made of them, and written to afterwards.  (Backends
+    ``aot_eager`` and ``inductor`` see them as they are then.)"""
+    ours = compiled(f, dynamic)
+    for n in (16, 24):
+        results = []
+        for call in (ours, f):
+            torch.manual_seed(n)
+            x, y = torch.rand(n, step)[:, :1] + 1, torch.rand(1, n * step)[:, ::step] + 1
+            y = y.t().contiguous() if f is _quotient_of_a_view else y
+            w = torch.ones(n, n, requires_grad=True)
+            results.append((*torch.autograd.grad(call(x, y, w).sum(), w), x, y))
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("size", "step"), [(1, 1), (2, 2), (2, 3), (1, 4)])
+def test_writes_through_unfold_keep_signs_of_zeros(size: int, step: int, dynamic: bool) -> None:
+    """As ``aot_eager`` has it: what lies between the windows is lost."""
+
+    def f(x: Tensor) -> Tensor:
+        x.unfold(1, size, step).mul_(-1)
+        return x * 1
+
+    ours = compiled(f, dynamic)
+    plain = torch.compile(f, backend="aot_eager", dynamic=dynamic)
+    for n in (7, 8, 11):
+        x = torch.arange(3.0 * n * 2).reshape(3, n, 2) % 2
+        expected, given = x.clone(), x.clone()
+        plain(expected), ours(given)
+        assert torch.equal(given, expected) and torch.equal(given.signbit(), expected.signbit())
+
+
+SCATTERS = {
+    "select": lambda x, y: torch.select_scatter(x, y[0], 0, 1),
+    "slice": lambda x, y: torch.slice_scatter(x, y[:1], 0, 1, 2),
+    "diagonal": lambda x, y: torch.diagonal_scatter(x, y[0]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (5, 1)])
+@pytest.mark.parametrize("name", list(SCATTERS))
+def test_a_part_of_an_expanded_tensor_is_replaced(name: str, shape: tuple[int, ...], dynamic: bool) -> None:
+    """Also where the backward pass is given the result, whose strides fake tensors of torch 2.11 have wrong."""
+    torch.manual_seed(0)
+    x, y = torch.randn(shape), torch.randn(2, 3)
+
+    def f(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        z = SCATTERS[name](x.expand(5, 3), y)
+        return torch.cumsum(z, 0) * w, z
+
+    ours = compiled(f, dynamic)
+    w = torch.randn(5, 3, requires_grad=True)
+    a, b = ours(x, y, w), f(x, y, w)
+    for p, q in zip(a, b, strict=True):
+        torch.testing.assert_close(p, q)
+        assert p.stride() == q.stride()
+    torch.testing.assert_close(*(torch.autograd.grad(r[0].square().sum(), w)[0] for r in (a, b)))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("shifts", "dims"), [((1,), (1,)), ((-2, 7), (2, 3)), ((5,), ()), ((0,), (0,))])
+def test_what_is_rolled_and_kept_for_the_backward_pass(shifts: tuple[int, ...], dims: tuple[int, ...], dynamic: bool) -> None:
+    """Its strides are channels_last on a CPU, those of the fake tensor of the whole op are not."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        z = torch.roll(x, shifts, dims)
+        return (torch.cumsum(z, 1) * z) * w
+
+    ours = compiled(f, dynamic)
+    for n in (4, 5):
+        x = torch.randn(2, n, 3, 6).to(memory_format=torch.channels_last)
+        w = torch.randn(2, n, 3, 6, requires_grad=True)
+        a, b = ours(x, w), f(x, w)
+        torch.testing.assert_close(a, b)
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(*(torch.autograd.grad(r.square().sum(), w)[0] for r in (a, b)))
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("order", [2, 1, 3, float("inf")])
+def test_the_norm_over_a_last_dimension_of_one(order: float, keepdim: bool) -> None:
+    """Fake tensors of torch 2.11 have a dimension too many."""
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.linalg.vector_norm(x, order, [-1], keepdim) * 2, torch.linalg.vector_norm(x, order, (-1, 0), keepdim)
+
+    x = torch.randn(3, 1)
+    for a, b in zip(compiled(f)(x), f(x), strict=True):
+        torch.testing.assert_close(a, b)

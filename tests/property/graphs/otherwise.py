@@ -1,0 +1,103 @@
+"""Calls of torch written another way: equal in exact arithmetic, but not beside NaN and infinities, nor in their rounding.
+
+What is NaN and what is infinite follows from an order of operations that nobody has promised; eager's own kernels differ among
+themselves (vectors and single elements, CPU and GPU, float16 and float32).  lowc may do as eager does, or as these do:
+
+* ``layer_norm``: (x - mean) * rstd * weight + bias, where eager has x * rstd + (-mean * rstd) before weight and bias; with x
+  equal to the mean and an infinite weight the first is NaN, the second infinite.  In the gradient an infinite weight meets other
+  terms first.
+* the mean of ``var_mean`` and ``std_mean``: a sum divided, where eager updates a running mean, which is NaN after an infinity
+  unless that comes last.
+* ``var`` and ``std``: two passes, which are right to a few units in the last place, where eager's running variance is off by as
+  many as a hundred for thousands of elements.  (In float32 it is the program in float64 that shows it.)
+* the gradients of ``elu`` and its like, and of ``hardswish``, at NaN: NaN, as in eager's vector code, or passed on, as in its
+  code for single elements.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        mean = x.mean(-1, keepdim=True)
+        rstd = ((x - mean).square().mean(-1, keepdim=True) + eps).rsqrt()
+        normal = (x - mean) * rstd
+        ctx.save_for_backward(normal, rstd, weight)
+        return normal * weight + bias
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        (grad,) = grads
+        normal, rstd, weight = ctx.saved_tensors
+        g = grad * weight
+        d_x = rstd * (g - g.mean(-1, keepdim=True) - normal * (g * normal).mean(-1, keepdim=True))
+        outer = list(range(grad.dim() - 1))
+        return d_x, (grad * normal).sum(outer) if outer else grad * normal, grad.sum(outer) if outer else grad, None
+
+
+def layer_norm(x: Tensor, shape: tuple[int, ...], weight: Tensor, bias: Tensor) -> Any:
+    """Over the last dimension."""
+    assert tuple(x.shape[-1:]) == tuple(shape)
+    return _LayerNorm.apply(x, weight, bias, 1e-5)
+
+
+def var(x: Tensor, dims: list[int] | None = None, correction: int = 1, keepdim: bool = False) -> Tensor:
+    dims = list(range(x.dim())) if dims is None else dims
+    away = x - torch.mean(x, dims, keepdim=True)
+    count = x.numel() // max(1, torch.sum(x, dims).numel())
+    return torch.sum(away * away, dims, keepdim=keepdim) / max(0, count - correction)
+
+
+def std(x: Tensor, dims: list[int] | None = None, correction: int = 1, keepdim: bool = False) -> Tensor:
+    return torch.sqrt(var(x, dims, correction, keepdim))
+
+
+def var_mean(x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+    return var(x, dims), torch.mean(x, dims)
+
+
+def std_mean(x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+    return std(x, dims), torch.mean(x, dims)
+
+
+def _bent(x: Tensor, alpha: float, scale: float, steep: float) -> Tensor:
+    return torch.where(x > 0, x * scale, torch.expm1(x * steep) * (alpha * scale))
+
+
+def elu(x: Tensor) -> Tensor:
+    return _bent(x, 1.0, 1.0, 1.0)
+
+
+def selu(x: Tensor) -> Tensor:
+    return _bent(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1.0)
+
+
+def celu(x: Tensor, alpha: float) -> Tensor:
+    return _bent(x, alpha, 1.0, 1 / alpha)
+
+
+def hardswish(x: Tensor) -> Tensor:
+    return x * (x + 3).clamp(0, 6) / 6
+
+
+class _Instead:
+    def __init__(self, module: ModuleType, *functions: Any) -> None:
+        self.module = module
+        self.functions = {f.__name__: f for f in functions}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.functions[name] if name in self.functions else getattr(self.module, name)
+
+
+SPACE: dict[str, Any] = {
+    "torch": _Instead(torch, var, std, var_mean, std_mean),
+    "F": _Instead(F, layer_norm, elu, selu, celu, hardswish),
+}
+OTHERWISE = ("layer_norm(", "_mean(", ".var(", ".std(", "elu(", "hardswish(")
+"""What is in the text of a line that is written another way."""
