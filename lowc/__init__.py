@@ -31,6 +31,9 @@ one stops.
 ``reuse``, ``cache``
     The short cut: a graph that was compiled before, by any process, is bound from the cache.
 
+``package``, ``standalone``
+    The way out: ``lowc compile`` writes a model as one file, ``lowc.load`` runs it where there is no torch.
+
 Beside the way: ``options`` (every option and environment variable), ``target`` (what the scheduler knows of
 the machine), ``machine`` (what the system says of it), ``trace`` (times and dumps), ``errors``, and ``cli``
 (``lowc dump``, ``lowc explain``, ...).
@@ -41,12 +44,13 @@ Importing this package imports no other part of lowc; its public names are loade
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["LowcError", "Options", "compile_graph", "lowc_backend", "synchronize"]
+__all__ = ["LowcError", "Options", "compile_graph", "load", "lowc_backend", "synchronize"]
 
 _HOMES = {
     "LowcError": "lowc.errors",
     "Options": "lowc.options",
-    "compile_graph": "lowc.compiler",
+    "compile_graph": "lowc.package",
+    "load": "lowc.standalone.loader",
     "synchronize": "lowc.runtime.cuda.device",
     "lowc_backend": "lowc.dynamo",
 }

@@ -24,6 +24,12 @@ def processor() -> str:
     return "\n".join([os.uname().machine, *lines, f"caches: {data_caches()}", f"processors: {os.cpu_count() or 1}"])
 
 
+@cache
+def processor_flags() -> frozenset[str]:
+    """What this x86 processor can do, by the names of /proc/cpuinfo; empty if the system does not say."""
+    return frozenset(_facts().get("flags", "").split())
+
+
 def _facts() -> dict[str, str]:
     """The first block of /proc/cpuinfo (reading on would take a millisecond for every few processors)."""
     found: dict[str, str] = {}

@@ -2,7 +2,8 @@
 
 A fenced block has one of these words behind its fence: ``python`` (all of a page share their names), ``python gpu`` (stands
 alone, and needs one), ``shell`` (calls of lowc), ``output`` (what the block before it prints: ``...`` stands for
-anything).  Calls of lowc in the README and in the tour are run by ``test_docs``, one by one.
+anything), ``c`` (a program that tests/standalone compiles).  Calls of lowc in the README and in the tour are run by
+``test_docs``, one by one.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from lowc.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WORDS = ("python", "python gpu", "shell", "output", "")
+WORDS = ("python", "python gpu", "shell", "output", "c", "")
 BEFORE = {"README.md": "import torch\nmodel = torch.nn.Linear(3, 2)\n"}  # what a reader has
 
 

@@ -25,12 +25,14 @@ RANKS = {
     "lowering": 2,
     "scheduler": 2,
     "runtime": 2,
+    "standalone": 2,
     "backends.llvm": 2,
     "backends.x86": 2,
     "backends.nvptx": 2,
     "backends": 2,
     "compiler": 3,
     "reuse": 3,
+    "package": 3,
     "dynamo": 3,
     "cli": 3,
     "__main__": 3,
@@ -40,6 +42,7 @@ WITHIN_RANK = {
     ("options", "errors"),
     ("artifact", "ir"),
     ("target", "ir"),
+    ("standalone", "runtime"),
     ("backends.x86", "backends.llvm"),
     ("backends.nvptx", "backends.llvm"),
 }
@@ -148,6 +151,28 @@ def test_no_cycles() -> None:
 
     for module in modules:
         visit(module, [])
+
+
+def test_what_runs_artifacts_needs_numpy_alone() -> None:
+    """Whatever files of lowc ``standalone`` imports, at once or later, and they in turn: none knows torch or LLVM."""
+    modules = {module_of(p): p for p in FILES}
+    todo = [m for m in modules if m.startswith("lowc.standalone")] + ["lowc.cli", "lowc.cli.run", "lowc.cli.link"]
+    seen: set[str] = set()
+    while todo:
+        module = todo.pop()
+        seen.add(module)
+        for name, line, eager in imports(modules[module]):
+            if name.startswith("lowc"):
+                while name not in modules:
+                    name = name.rpartition(".")[0]
+                if name not in seen and name != "lowc" and (eager or module.startswith("lowc.standalone")):
+                    todo.append(name)
+            elif eager or module.startswith("lowc.standalone"):
+                import sys
+
+                package = name.split(".")[0]
+                assert package == "numpy" or package in sys.stdlib_module_names, f"{module}:{line} imports {name}"
+    assert "lowc.runtime.linker" in seen
 
 
 def test_importing_lowc_imports_nothing_heavy() -> None:

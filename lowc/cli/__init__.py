@@ -4,16 +4,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lowc.cli import bench, cache, dump, explain, opt, view
+from lowc.cli import bench, cache, compile, dump, explain, link, opt, run, view
 from lowc.cli.versions import versions
 from lowc.errors import LowcError
 
-COMMANDS = (dump, explain, view, bench, opt, cache)
+COMMANDS = (dump, explain, view, bench, opt, cache, compile, run, link)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 after an error of the user's making, which is printed on at most a dozen lines."""
-    parser = argparse.ArgumentParser(prog="lowc", description="Look inside the tensor compiler lowc.")
+    parser = argparse.ArgumentParser(prog="lowc", description="The tensor compiler lowc: look inside, compile models to files.")
     parser.add_argument("--version", action="store_true", help="versions of lowc and of what it stands on")
     commands = parser.add_subparsers(metavar="COMMAND")
     for command in COMMANDS:

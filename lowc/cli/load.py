@@ -55,10 +55,22 @@ def load_calls(place: str) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
         raise LowcError(f"{place} or its inputs cannot be made: {type(error).__name__}: {error}") from error
 
 
+def declared(place: str, what: str) -> Any:
+    """What ``FN_WHAT()``, or else ``WHAT()``, of the file of ``place``, which has been loaded, returns; None if there is none."""
+    file, _, name = place.rpartition(":")
+    module = sys.modules[_name(Path(file))]
+    make = getattr(module, f"{name}_{what}", None) or getattr(module, what, None)
+    return None if make is None else make()
+
+
+def _name(path: Path) -> str:
+    return f"_lowc_cli_{path.stem}"  # not the stem: a random.py of the user's must not replace Python's
+
+
 def _module(path: Path) -> ModuleType:
     if not path.is_file():
         raise LowcError(f"there is no file {path}")
-    name = f"_lowc_cli_{path.stem}"  # not the stem: a random.py of the user's must not replace Python's
+    name = _name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise LowcError(f"{path} is no Python file")

@@ -67,7 +67,8 @@ class Builder:
     ``deterministic``: what ``Graph.deterministic`` says.  ``atomic``: reducing stores happen in any order, as on a GPU; else in
     that of the loops.
 
-    ``own_matmul``: matrix products are loop nests, too; else calls of ATen.
+    ``own_matmul``: matrix products are loop nests, too; else calls of ATen.  ``alone``: nothing can be left to ATen, so
+    that convolutions are loop nests as well.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class Builder:
         deterministic: bool = False,
         atomic: bool = False,
         own_matmul: bool = False,
+        alone: bool = False,
     ) -> None:
         """``taken``: names that no temp may have."""
         self.choose_parts = choose_parts
         self.deterministic = deterministic
         self.atomic = atomic
         self.own_matmul = own_matmul
+        self.alone = alone
         self.temps: list[Buffer] = []
         self.steps: list[Step] = []
         self.stem = ""

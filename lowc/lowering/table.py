@@ -11,6 +11,7 @@ from lowc.lowering import (
     asserts,
     concat,
     convert,
+    convolution,
     creation,
     distance,
     division,
@@ -385,6 +386,7 @@ ASSERTS: dict[str, Callable[..., Any]] = {
 }
 
 MATMUL: dict[str, Callable[..., Any]] = {
+    "aten.convolution.default": convolution.convolution,
     "aten.mm.default": matmul.mm,
     "aten.addmm.default": matmul.addmm,
     "aten.bmm.default": matmul.bmm,

@@ -1,0 +1,288 @@
+"""Programs of ``torch.export`` as graphs for an artifact: inputs, weights and results by name, nothing left for torch to do.
+
+    ExportedProgram (a file of torch.export.save, or exported here) ─ decompositions ─ ir.Graph, weights
+
+The graph's inputs are the user's tensors, then the weights; all results are tensors of their own, contiguous.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from lowc.errors import LowcError
+from lowc.frontend.attention import attention
+from lowc.frontend.cse import merge_equal_nodes
+from lowc.frontend.decompositions import decompositions
+from lowc.frontend.guards import Condition, conditions
+from lowc.frontend.importer import import_graph
+from lowc.ir.graph import Graph, GraphArg, Input, Node, Ref, TensorMeta
+from lowc.ir.index import Index, contiguous_strides, ix
+
+_WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """``graph``: its inputs are ``inputs`` (tensors of a call, by the user's names), then ``weights`` (by their names in the
+    model).  ``outputs``: names of the graph's outputs.  ``returns``: see ``standalone.manifest.Manifest``.
+    ``conditions``: what sizes must be beyond their ranges, see ``guards``."""
+
+    graph: Graph
+    inputs: tuple[str, ...]
+    weights: dict[str, torch.Tensor]
+    outputs: tuple[str, ...]
+    returns: Any
+    conditions: list[tuple[str, Condition]]
+
+
+def load_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
+    """The program that ``torch.export.save`` has written to ``path``.  Raises LowcError if it cannot be read."""
+    if not os.path.isfile(path):
+        raise LowcError(f"there is no file {os.fspath(path)}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's about itself
+            return torch.export.load(path)
+    except Exception as error:
+        raise LowcError(
+            f"{os.fspath(path)} cannot be read: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            hint="torch.export.save(torch.export.export(model, inputs), path) writes such a file",
+        ) from error
+
+
+def export(
+    fn: Callable[..., Any], inputs: Sequence[Any], *, dynamic: Any = None, named: Mapping[str, Any] | None = None
+) -> torch.export.ExportedProgram:
+    """``fn`` (a module, an FX graph or a function) exported for ``inputs``.
+
+    ``dynamic``: True for every size of every tensor, or what ``torch.export.export`` takes as ``dynamic_shapes``.  Raises
+    LowcError where torch cannot export it.
+    """
+    module = fn if isinstance(fn, torch.nn.Module) else _module(fn)
+    shapes = tuple(_all_dynamic(given) for given in inputs) if dynamic is True else dynamic
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(module, tuple(inputs), dict(named or {}), dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise LowcError(
+            f"torch.export cannot export it: {type(error).__name__}: {lines[0]}", hint="the model must be one graph of torch's"
+        ) from error
+
+
+def _module(fn: Callable[..., Any]) -> torch.nn.Module:
+    """``fn`` as a module.  Torch notes the user's lines in functions by the name of ``forward`` only, so it gets that."""
+    module: Any = torch.nn.Module()
+    module.forward = fn
+    if isinstance(fn, FunctionType):
+        code = fn.__code__.replace(co_name="forward", co_qualname="forward")
+        module.forward = FunctionType(code, fn.__globals__, "forward", fn.__defaults__, fn.__closure__)
+        module.forward.__kwdefaults__ = fn.__kwdefaults__
+    return module
+
+
+def _all_dynamic(given: Any) -> Any:
+    auto: Any = torch.export.Dim.AUTO
+    return {d: auto for d in range(given.dim())} if isinstance(given, torch.Tensor) else None
+
+
+def program_graph(program: torch.export.ExportedProgram, name: str, keep: Collection[str]) -> Exported:
+    """What an artifact is made of.  ``keep``: ops that lowc has kernels for, which are not taken apart.
+
+    Raises LowcError for a program that changes its inputs or buffers, or takes or returns what is no tensor or size, Unsupported
+    for what cannot be written down.
+    """
+    guards: list[str] = list(getattr(program, "_guards_code", ()))  # which decomposing forgets
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = program.run_decompositions(_table(keep))
+    gm, signature = program.graph_module, program.graph_signature
+    _check_pure(gm, signature)
+    merge_equal_nodes(gm.graph)
+    gm.graph.eliminate_dead_code()
+    with _ranges(program):
+        graph, constants = import_graph(gm, "inference")
+    own = dict(zip((i.name for i in graph.inputs[len(graph.inputs) - len(constants) :]), constants, strict=True))
+    given, weights, targets = _sorted_inputs(program, graph, own)
+    graph, weights = _dense(graph, given, weights)
+    graph, outputs, returns = _results(graph, program)
+    metas = {i.name: i.meta for i in given if isinstance(i.meta, TensorMeta)}
+    named = {targets[n]: w for n, w in weights.items()}
+    return Exported(graph, tuple(metas), named, outputs, returns, conditions(guards, metas))
+
+
+def _table(keep: Collection[str]) -> dict[Any, Callable[..., Any]]:
+    """lowc's decompositions, torch's for ops that are made of others wherever they run (``linear``), and attention's."""
+    default = torch.export.default_decompositions()
+    materialized: Any = default.materialize() if hasattr(default, "materialize") else default
+    key = "CompositeImplicitAutograd"
+    table = {
+        op: function for op, function in materialized.items() if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+    }
+    return table | decompositions(keep) | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: attention}
+
+
+@contextmanager
+def _ranges(program: torch.export.ExportedProgram) -> Iterator[None]:
+    """Sizes have the ranges that the program promises.  While it traces, torch leaves out 0 and 1, which it may nevertheless be
+    called with."""
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    numbers = [n for v in values if isinstance(v, torch.Tensor) for n in v.shape if isinstance(n, torch.SymInt)]
+    if not numbers:
+        yield
+        return
+    ranges: Any = numbers[0].node.shape_env.var_to_range
+    before = dict(ranges)
+    ranges.update({symbol: allowed for symbol, allowed in program.range_constraints.items() if symbol in ranges})
+    try:
+        yield
+    finally:
+        ranges.update(before)
+
+
+def _check_pure(gm: fx.GraphModule, signature: Any) -> None:
+    changing = {
+        OutputKind.BUFFER_MUTATION: "buffer",
+        OutputKind.USER_INPUT_MUTATION: "input",
+        OutputKind.PARAMETER_MUTATION: "parameter",
+    }
+    for spec in signature.output_specs:
+        if spec.kind in changing:
+            raise LowcError(
+                f"the model changes its {changing[spec.kind]} {spec.target}, which an artifact cannot keep",
+                hint="model.eval() before the export; return the new value instead of writing it",
+            )
+        if spec.kind is not OutputKind.USER_OUTPUT:
+            raise LowcError(f"the program has an output of kind {spec.kind.name}, which an artifact has not")
+    for spec in signature.input_specs:
+        if spec.kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN):
+            raise LowcError(f"the program takes {spec.arg.name}, which is no tensor")
+        if isinstance(spec.arg, SymIntArgument) or not isinstance(spec.arg, TensorArgument | ConstantArgument):
+            raise LowcError(f"input {spec.arg.name} is a number, of which an artifact takes none", hint="pass a 0-d tensor")
+
+
+def _sorted_inputs(
+    program: torch.export.ExportedProgram, graph: Graph, own: Mapping[str, torch.Tensor]
+) -> tuple[list[Input], dict[str, torch.Tensor], dict[str, str]]:
+    """The inputs of a call, the weights by their inputs' names, and the weights' names in the model."""
+    by_name = {i.name: i for i in graph.inputs}
+    used = {ref.name for node in graph.nodes for ref in _refs((node.args, tuple(v for _, v in node.kwargs)))}
+    used |= {ref.name for ref in _refs(graph.outputs)}
+    given: list[Input] = []
+    weights: dict[str, torch.Tensor] = {}
+    targets: dict[str, str] = {}
+    for spec in program.graph_signature.input_specs:
+        name = spec.arg.name
+        if spec.kind in _WEIGHTS and name in used:
+            weights[name], targets[name] = _value(program, spec), str(spec.target)
+        elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
+            given.append(by_name[name])
+    for name, tensor in own.items():
+        weights[name], targets[name] = tensor, f"constant.{name}"
+    return given, weights, targets
+
+
+def _value(program: torch.export.ExportedProgram, spec: Any) -> torch.Tensor:
+    tables: tuple[Mapping[str, Any], ...] = (program.state_dict, program.constants)
+    for table in tables:
+        if isinstance(found := table.get(spec.target), torch.Tensor):
+            return found
+    raise LowcError(f"the program has no value for {spec.target}")
+
+
+def _dense(
+    graph: Graph, given: Sequence[Input], weights: Mapping[str, torch.Tensor]
+) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """``graph`` with inputs in this order, all weights contiguous."""
+    by_name = {i.name: i for i in graph.inputs}
+    inputs = list(given)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in weights.items():
+        meta = by_name[name].meta
+        assert isinstance(meta, TensorMeta)
+        tensors[name] = tensor.detach().to("cpu").contiguous()
+        inputs.append(Input(name, replace(meta, strides=contiguous_strides(meta.shape), offset=ix(0))))
+    return replace(graph, inputs=tuple(inputs)), tensors
+
+
+def memory(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU."""
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def _results(graph: Graph, program: torch.export.ExportedProgram) -> tuple[Graph, tuple[str, ...], Any]:
+    """``graph`` with each tensor that it returns copied where it is an input, a view, returned twice or not contiguous."""
+    metas = {i.name: (i.meta,) for i in graph.inputs} | {n.name: n.outputs for n in graph.nodes}
+    nodes, outputs, names = list(graph.nodes), list[GraphArg](), list[str]()
+    numbers: list[int | None] = []
+    for output in graph.outputs:
+        if output is None:
+            numbers.append(None)
+            continue
+        numbers.append(len(outputs))
+        names.append(f"output_{len(names)}")
+        if isinstance(output, Ref):
+            meta = metas[output.name][output.number]
+            assert isinstance(meta, TensorMeta)
+            dense = replace(meta, strides=contiguous_strides(meta.shape), offset=ix(0))
+            node = Node(f"returned_{len(outputs)}", "aten.clone.default", (output,), _CONTIGUOUS, (dense,))
+            nodes.append(node)
+            outputs.append(Ref(node.name))
+        elif isinstance(output, Index | int):
+            outputs.append(ix(output))
+        else:
+            raise LowcError(f"the model returns {output!r}, which is neither a tensor nor a size")
+    returns = _structure(numbers, program.call_spec.out_spec)
+    return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs)), _named(names, returns), returns
+
+
+_CONTIGUOUS: tuple[tuple[str, GraphArg], ...] = (("memory_format", "memory_format:contiguous_format"),)
+
+
+def _structure(numbers: Sequence[int | None], spec: TreeSpec | None) -> Any:
+    """How the model returns its results (tuples, lists and dicts), as plain data."""
+    return _plain(tree_unflatten(numbers, spec)) if spec is not None else _plain(tuple(numbers))
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, Mapping):
+        return ["dict", {str(name): _plain(part) for name, part in value.items()}]
+    if isinstance(value, list | tuple):
+        return ["list" if isinstance(value, list) else "tuple", [_plain(part) for part in value]]
+    raise LowcError(f"the model returns a {type(value).__name__}", hint="return tensors in tuples, lists or dicts")
+
+
+def _named(names: list[str], returns: Any) -> tuple[str, ...]:
+    """The names of the outputs: keys of a dict of tensors, else "output" or numbers."""
+    if returns == 0:
+        return ("output",)
+    if isinstance(returns, list) and returns[0] == "dict":
+        for key, number in returns[1].items():
+            if isinstance(number, int):
+                names[number] = key
+    return tuple(names)
+
+
+def _refs(arg: Any) -> list[Ref]:
+    if isinstance(arg, Ref):
+        return [arg]
+    return [ref for inner in arg for ref in _refs(inner)] if isinstance(arg, tuple) else []

@@ -1,0 +1,104 @@
+"""Convolutions, for artifacts that run without ATen: a matrix product whose right factor is the input, seen through the kernel.
+
+    for n, g { for o in O/G { for p in positions {
+      acc s = add; for k in C/G * taps { s add= product(w[g, o, k], column[n, g, k, p]) }; out[n, g*O/G + o, p] = s + bias
+    } } }
+
+``column[n, g, (c, tap), p]`` is x[n, g*C/G + c, p*stride - padding + tap*dilation], 0 outside, in a buffer that ``inline`` may
+then bring into the product.  Transposed, x is read at (p + padding - tap*dilation) / stride where that is whole and inside.
+"""
+
+from collections.abc import Sequence
+
+from lowc.errors import NotLowered
+from lowc.ir.graph import TensorMeta
+from lowc.ir.index import Index, contiguous_strides, ix
+from lowc.ir.nodes import Expr
+from lowc.ir.types import accumulate_dtype
+from lowc.lowering.builder import Builder
+from lowc.lowering.scalars import cast, op
+from lowc.lowering.values import Coords, Value, product, remap, reshape_coords, unravel
+
+
+def convolution(
+    b: Builder,
+    out: TensorMeta,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[Index | int],
+    padding: Sequence[Index | int],
+    dilation: Sequence[Index | int],
+    transposed: bool,
+    output_padding: Sequence[Index | int],
+    groups: Index | int,
+) -> Value:
+    """aten.convolution of [N, C, spatial…]; sums are taken in f32, or f64, and rounded once."""
+    if not b.alone:
+        raise NotLowered("a library's (lowc's own in artifacts)")
+    spatial = len(input.shape) - 2
+    if len(out.shape) != len(input.shape) or spatial < 1 or input.dtype != weight.dtype or input.dtype.kind != "f":
+        raise NotLowered(f"a convolution of {input.dtype}{list(input.shape)} and {weight.dtype}{list(weight.shape)}")
+    steps, pads, gaps = ([ix(n) for n in _each(values, spatial)] for values in (stride, padding, dilation))
+    groups = ix(groups)
+    taps = weight.shape[2:]
+    inside, outside = input.shape[1] // groups, out.shape[1] // groups
+    depth = (inside, *taps)
+    places = out.shape[2:]
+
+    def column(c: Coords) -> Expr:
+        """Of coordinates (n, g, k, p)."""
+        channel, *tap = unravel(c[2], depth)
+        where: list[Index] = []
+        mask: Expr | None = None
+        for d, place in enumerate(unravel(c[3], places)):
+            extent = input.shape[2 + d]
+            if transposed:
+                ahead = place + pads[d] - tap[d] * gaps[d]
+                whole = b.inside(ahead % steps[d], ix(0), ix(1))
+                position = ahead // steps[d]
+                mask = _both(mask, whole)
+            else:
+                position = place * steps[d] - pads[d] + tap[d] * gaps[d]
+            mask = _both(mask, b.inside(position, ix(0), extent))
+            where.append(position)
+        return b.load(input, (c[0], c[1] * inside + channel, *where), mask)
+
+    total = accumulate_dtype(input.dtype)
+    columns = b.temp(input.dtype, (input.shape[0], groups, product(depth), product(places)), name="columns")
+    b.fill(columns, column)
+    result = b.temp(out.dtype, (out.shape[0], groups, outside, product(places)), name="convolved")
+    with b.kernel(), b.loops(result.shape, range(4)) as coords:
+        n, g, o, p = coords
+        acc = b.acc("add", total)
+        with b.loop(product(depth), "k") as k:
+            channel, *tap = unravel(k, depth)
+            if transposed:  # the weight is [C, O/G, taps…]
+                factor = b.load(weight, (g * inside + channel, o, *tap))
+            else:
+                factor = b.load(weight, (g * outside + o, channel, *tap))
+            right = b.load(columns, (n, g, k, p))
+            b.update(acc, "add", op("product", cast(factor, total), cast(right, total)))
+        value: Expr = acc[0]
+        if bias is not None:
+            value = op("add", value, cast(b.load(bias, (g * outside + o,)), total))
+        b.store(result, (n, g, o, p), value)
+    if out.strides == contiguous_strides(out.shape):
+        return _reshaped(result, out.shape)
+    target = b.result(out)
+    dense = _reshaped(result, out.shape)
+    b.fill(target, lambda c: b.load(dense, c))
+    return target
+
+
+def _reshaped(value: Value, shape: Coords) -> Value:
+    return remap(value, shape, reshape_coords(value.shape, shape), contiguous_strides(shape))
+
+
+def _each(values: Sequence[Index | int], spatial: int) -> Sequence[Index | int]:
+    """One number for each dimension; one alone is for all."""
+    return [values[0]] * spatial if len(values) == 1 else values
+
+
+def _both(a: Expr | None, b: Expr | None) -> Expr | None:
+    return a if b is None else b if a is None else op("and", a, b)

@@ -1,0 +1,102 @@
+"""``load("model.lowc")``: an artifact as a function on numpy arrays, in a process with numpy and nothing else.
+
+    file ─ container (checksums) ─ manifest ─ weights, code for this processor ─ linker ─ Model
+"""
+
+import ctypes
+import json
+import os
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from lowc.errors import LowcError
+from lowc.runtime.linker import Library
+from lowc.standalone import cpu, threads, weights
+from lowc.standalone.call import Model
+from lowc.standalone.container import Container
+from lowc.standalone.dtypes import numpy_dtype
+from lowc.standalone.files import read_file
+from lowc.standalone.manifest import ABI, Manifest, Tensor, from_json
+
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+_AGAIN = "copy or compile it again"
+
+
+def load(path: str | os.PathLike[str], *, level: str | None = None) -> Model:
+    """The function in the artifact ``path``, ready to be called.
+
+    ``level``: which of its codes to take, as "x86-64-v3"; the best that this processor runs if None.  The whole file is read and
+    checked first.  Raises ArtifactError for a file that is no artifact, damaged or of another version; LowcError if its weights
+    are missing or this processor cannot run it.
+    """
+    return load_content(read_file(path), os.fspath(path), level=level)
+
+
+def load_content(content: memoryview, path: str, *, level: str | None = None) -> Model:
+    """``load`` for the content of a file; ``path``: where the weights lie beside it, and what messages call it."""
+    container = Container(content, path)
+    container.check()
+    manifest = read_manifest(container)
+    constants = _constants(container, manifest)
+    codes = manifest.code if level is None else tuple(c for c in manifest.code if c.level == level)
+    if level is not None and not codes:
+        levels = ", ".join(c.level for c in manifest.code)
+        raise LowcError(f"{path} has no code for {level}", hint=f"it has {levels}")
+    code = cpu.best(codes)
+
+    library = Library(bytes(container.section(code.section)), (code.symbol,), threads.functions(container.section))
+    return Model(manifest, code, constants, _RUN(library.address(code.symbol)), (library,))
+
+
+def read_manifest(container: Container) -> Manifest:
+    """The manifest in ``container``.  Raises ArtifactError if there is none that this lowc understands."""
+    try:
+        data = json.loads(bytes(container.section("manifest")))
+        if data["abi"] != ABI:
+            raise container.error(
+                f"its code expects calls of version {data['abi']}, this lowc makes those of version {ABI}", "compile it again"
+            )
+        return from_json(data)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise container.error(f"its manifest cannot be read ({type(error).__name__}: {error})", _AGAIN) from error
+
+
+def weights_content(container: Container, manifest: Manifest) -> memoryview:
+    """The safetensors file of the weights, in ``container`` or beside it.  Raises LowcError if it is missing or damaged."""
+    row = manifest.weights_file
+    if row is None:
+        return container.section("weights")
+    folder = os.path.dirname(os.path.abspath(container.path))
+    name = str(row["name"])
+    path = os.path.join(folder, os.path.basename(name))
+    if not os.path.exists(path):
+        raise LowcError(
+            f"the weights of the artifact are missing: there is no {path}", hint=f"put {name} into the folder of the artifact"
+        )
+    content = read_file(path)
+    if len(content) != row["size"] or sha256(content).hexdigest() != row["sha256"]:
+        raise weights.refused(path, "they are not those that the artifact was made with, or damaged")
+    return content
+
+
+def _constants(container: Container, manifest: Manifest) -> list[np.ndarray]:
+    """The weights in the order of the manifest, each as it should be."""
+    path = container.path if manifest.weights_file is None else str(manifest.weights_file["name"])
+    try:
+        found = weights.read(weights_content(container, manifest)) if manifest.weights else {}
+    except ValueError as error:
+        raise weights.refused(path, str(error)) from error
+    return [_constant(found, tensor, path) for tensor in manifest.weights]
+
+
+def _constant(found: Mapping[str, Any], tensor: Tensor, path: str) -> np.ndarray:
+    if tensor.key not in found:
+        raise weights.refused(path, f"there is no {tensor.key}")
+    dtype, shape, array = found[tensor.key]
+    if dtype != tensor.dtype or shape != tensor.shape:
+        raise weights.refused(path, f"{tensor.key} is {dtype}{list(shape)}, not {tensor.dtype}{list(tensor.shape)}")
+    return np.require(array, numpy_dtype(dtype), ("C", "A"))
+
