@@ -14,7 +14,6 @@ same in a process that finds an empty cache.
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from benchmarks.run import installed
 
 WORKLOADS = ("softmax", "layer_norm_train", "adam_24", "gpt_infer", "gpt_train", "resnet_train")
 PROCESSES = 5
@@ -95,7 +96,7 @@ def one(name: str) -> dict[str, Any]:
 
 
 def processes(name: str, folder: str, count: int) -> list[dict[str, Any]]:
-    environment = os.environ | {"LOWC_CACHE": "1", "LOWC_CACHE_DIR": folder}
+    environment = installed() | {"LOWC_CACHE": "1", "LOWC_CACHE_DIR": folder}
     command = [sys.executable, "-m", "benchmarks.warm", "one", name]
     done = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(count)]
     return [json.loads(d.stdout.splitlines()[-1]) for d in done]
