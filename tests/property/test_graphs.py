@@ -1,4 +1,4 @@
-"""A hundred of the graphs of ``python -m tests.property.graphs``, and that the tool finds, shrinks and shows what is wrong.
+"""Three hundred of the graphs of ``python -m tests.property.graphs``, and that the tool finds, shrinks and shows what is wrong.
 
 LOWC_SEEDS=N tries N graphs, LOWC_FIRST_SEED=M starts at another.
 """
@@ -22,7 +22,7 @@ from tests.property.graphs.repro import repro
 from tests.property.graphs.shrink import shrink
 from tests.property.graphs.workers import Settings, attempt, judged
 
-COUNT = int(os.environ.get("LOWC_SEEDS", "100"))
+COUNT = int(os.environ.get("LOWC_SEEDS", "300"))
 FIRST = int(os.environ.get("LOWC_FIRST_SEED", "0"))
 BATCH = 10
 BAD = ("wrong", "error")
