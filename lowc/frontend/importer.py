@@ -154,7 +154,7 @@ def _call(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> tuple[Node
 def _no_op(target: Any) -> str:
     name = getattr(target, "__name__", str(target))
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"{name} is a higher-order op: a graph that calls functions is cut first, see subgraphs.py"
+        return f"{name} calls functions, for which a graph has no place (torch.compile cuts it there, an export does not)"
     return f"{name} is no op of torch's; torch.library.custom_op makes a function one"
 
 

@@ -28,7 +28,7 @@ def user_line(node: fx.Node) -> str:
         )
         code = code.split("    code: ")[-1].removeprefix("code: ")
         shown = f"{frame['file']}:{frame['line']} in {frame['scope']}" + (f": {code}" if code else "")
-        if frame["file"].startswith(_TORCH):
+        if frame["file"].startswith((_TORCH, "<eval_with_key>")):  # the latter is code that torch made of a graph
             inside = shown
         else:
             best = shown

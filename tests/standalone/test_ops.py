@@ -98,3 +98,13 @@ def test_an_op_without_a_kernel_is_refused() -> None:
     with pytest.raises(LowcError, match="aten.sort.default exists only in ATen") as caught:
         package.compile_program(export(sorted_rows, (torch.randn(3, 4),)), levels=LEVEL)
     assert "test_ops.py" in caught.value.where and "x.sort(-1)" in caught.value.where
+
+
+def test_calls_of_functions_are_refused() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    with pytest.raises(LowcError, match="cond calls functions") as caught:
+        package.compile_program(export(Branches(), (torch.ones(3),)), levels=LEVEL)
+    assert "test_ops.py" in str(caught.value)
