@@ -81,6 +81,20 @@ def test_tensors_and_arrays_give_the_same(model: Model) -> None:
     np.testing.assert_array_equal(model(np.broadcast_to(one, (1, 19))), model(one))  # strides of one row tell nothing
 
 
+def test_results_that_no_memory_can_hold() -> None:
+    dim = torch.export.Dim.AUTO
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(x.shape[0], x.shape[0], x.shape[0], x.shape[0])
+
+    made = package.compile_program(export(fn, (torch.randn(5, 0),), dynamic=({0: dim},)), levels=("x86-64",)).load()
+    with pytest.raises(LowcError, match="output cannot have shape"):
+        made(np.empty((1 << 20, 0), np.float32))
+    with pytest.raises(MemoryError):
+        made(np.empty((1 << 14, 0), np.float32))
+    assert made(np.empty((3, 0), np.float32)).shape == (3, 3, 3, 3)
+
+
 def test_an_unknown_level(mlp_file: Path) -> None:
     with pytest.raises(LowcError, match="no code for x86-64-v9"):
         lowc.load(mlp_file, level="x86-64-v9")
