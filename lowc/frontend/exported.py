@@ -82,6 +82,8 @@ def export(
             return torch.export.export(module, tuple(inputs), dict(named or {}), dynamic_shapes=shapes, strict=False)
     except Exception as error:
         what = f"torch.export cannot export it: {_first_line(error)}"
+        if isinstance(error, torch._dynamo.exc.UserError):  # whose next lines say which size, and what to write for it
+            what += "".join(f"\n  {line.strip()}" for line in str(error).strip().splitlines()[1:6] if line.strip())
         raise LowcError(what, hint="the model must be one graph of torch's") from error
 
 

@@ -209,6 +209,8 @@ def test_models_that_no_artifact_can_be() -> None:
     ]:
         with pytest.raises(LowcError, match=message):
             package.compile_program(export(fn, inputs, dynamic=dynamic), levels=("x86-64",))
+    with pytest.raises(LowcError, match=r"(?s)Constraints violated.*Not all values of batch"):  # which size, and why
+        export(lambda x: x.reshape(-1, 4), (torch.randn(4, 3),), dynamic=({0: torch.export.Dim("batch")},))
     made = package.compile_program(export(by_a_number, (x, 3)), levels=("x86-64",)).load()
     torch.testing.assert_close(made(x), x * 3)
 
