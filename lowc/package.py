@@ -24,7 +24,7 @@ from lowc.options import Options
 from lowc.standalone import container, cpu, library, loader, manifest, threads, weights
 from lowc.standalone.call import Model
 from lowc.standalone.dtypes import NUMBERS
-from lowc.standalone.files import write_whole
+from lowc.standalone.files import write_together, write_whole
 
 if TYPE_CHECKING:
     from lowc.frontend.exported import Exported
@@ -61,13 +61,8 @@ class Package:
         row = {"name": os.path.basename(os.fspath(weights_path)), "size": size, "sha256": digest}
         described = {"manifest": _described(replace(self.manifest, weights_file=row))}
         content = container.write(described | dict(self.sections))
-        written = write_whole(weights_path, self.weights)
-        try:
-            return write_whole(path, content), written
-        except LowcError:
-            os.unlink(weights_path)  # of no use without the artifact
-            raise
-
+        written, beside = write_together((path, content, 0o666), (weights_path, self.weights, 0o666))
+        return written, beside
 
     def load(self) -> Model:
         """The function in it, in this process, as ``lowc.load`` of the saved file."""
@@ -146,7 +141,7 @@ def compile_program(
                 raise
             except Exception as error:
                 raise InternalError(error) from error
-            sections[code.section] = content
+            sections[code.section] = content + manifest.interface(base, code.slots, code.workspace)
             codes.append(code)
         made, parts = replace(base, code=tuple(codes)), _weights(exported)
         sections[library.ENTRY] = _entry(made, parts)

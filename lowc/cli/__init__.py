@@ -9,6 +9,8 @@ from lowc.cli.versions import versions
 from lowc.errors import LowcError
 
 COMMANDS = (dump, explain, view, bench, opt, cache, compile, run, link)
+REQUIRED = ("torch", "llvmlite", "numpy", "rich", "filelock", "platformdirs")
+"""What pip installs with lowc, and ``pip install --no-deps`` does not."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LowcError as error:
         lines = f"lowc: {error}".splitlines()
         print("\n".join(lines[:12]), file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name not in REQUIRED:
+            raise
+        print(f"lowc: this command needs {error.name}, which is not installed", file=sys.stderr)
+        print("  try: pip install lowc, with what it depends on; lowc run and lowc link need numpy alone", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader (head, a pager that was closed) wants no more.

@@ -20,6 +20,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """(result [B, H, L, E], log of the sums [B, H, L]) of ``aten._scaled_dot_product_flash_attention_for_cpu``.
 
+    ``key`` and ``value`` may have fewer heads, of which each then serves as many queries' heads, one behind the other (GQA).
     Computed in f32 where the operands are narrower, as ATen's kernel does, and rounded once.  Dropout is NotImplemented.
     """
     if dropout_p:
@@ -27,6 +28,7 @@ def attention(
     dtype = query.dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    key, value = (_repeated(each, query.shape[1]) for each in (key, value))
     scores = torch.matmul(query.to(wide) * factor, key.to(wide).transpose(-2, -1))
     if is_causal:
         rows = torch.arange(query.shape[-2], device=query.device).unsqueeze(-1)
@@ -42,3 +44,10 @@ def attention(
     # ATen's result lies in memory as the queries do, and the views that follow in the graph count on that
     placed = torch.ops.aten.copy.default(torch.empty_like(query), result)
     return placed, torch.logsumexp(scores, -1).float()
+
+
+def _repeated(each: Tensor, heads: int) -> Tensor:
+    """``each`` [B, G, S, E] as [B, heads, S, E], every head ``heads // G`` times in a row."""
+    if each.shape[1] == heads:
+        return each
+    return each.unsqueeze(2).expand(-1, -1, heads // each.shape[1], -1, -1).flatten(1, 2)

@@ -6,6 +6,7 @@ The graph's inputs are the user's tensors, then the weights; all results are ten
 """
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ def load_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
             return torch.export.load(path)
     except Exception as error:
         raise LowcError(
-            f"{os.fspath(path)} cannot be read: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            f"{os.fspath(path)} cannot be read: {_first_line(error)}",
             hint="torch.export.save(torch.export.export(model, inputs), path) writes such a file",
         ) from error
 
@@ -80,10 +81,14 @@ def export(
             warnings.simplefilter("ignore")
             return torch.export.export(module, tuple(inputs), dict(named or {}), dynamic_shapes=shapes, strict=False)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        raise LowcError(
-            f"torch.export cannot export it: {type(error).__name__}: {lines[0]}", hint="the model must be one graph of torch's"
-        ) from error
+        what = f"torch.export cannot export it: {_first_line(error)}"
+        if isinstance(error, torch._dynamo.exc.UserError):  # whose next lines say which size, and what to write for it
+            what += "".join(f"\n  {line.strip()}" for line in str(error).strip().splitlines()[1:6] if line.strip())
+        raise LowcError(what, hint="the model must be one graph of torch's") from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 def _module(fn: Callable[..., Any]) -> torch.nn.Module:
@@ -109,9 +114,7 @@ def program_graph(program: torch.export.ExportedProgram, name: str, keep: Collec
     for what cannot be written down.
     """
     guards: list[str] = list(getattr(program, "_guards_code", ()))  # which decomposing forgets
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = program.run_decompositions(_table(keep))
+    program = _taken_apart(program, keep)
     gm, signature = program.graph_module, program.graph_signature
     _check_pure(gm, signature)
     merge_equal_nodes(gm.graph)
@@ -125,6 +128,22 @@ def program_graph(program: torch.export.ExportedProgram, name: str, keep: Collec
     metas = {i.name: i.meta for i in given if isinstance(i.meta, TensorMeta)}
     named = {targets[n]: w for n, w in weights.items()}
     return Exported(graph, tuple(metas), named, outputs, returns, conditions(guards, metas))
+
+
+def _taken_apart(program: torch.export.ExportedProgram, keep: Collection[str]) -> torch.export.ExportedProgram:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return program.run_decompositions(_table(keep))
+    except LowcError:
+        raise
+    except Exception as error:
+        where = re.search(r'^File "(.+)", line (\d+), in (.+)$', str(error), re.MULTILINE)
+        raise LowcError(
+            f"torch.export cannot take the program apart: {_first_line(error)}",
+            where="{}:{} in {}".format(*where.groups()) if where else "",
+            hint="write the op by other ops, or leave it outside of the model",
+        ) from error
 
 
 def _table(keep: Collection[str]) -> dict[Any, Callable[..., Any]]:

@@ -57,7 +57,7 @@ class Library:
         """
         try:
             self._memory, found = _link(code, imports)
-        except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
+        except (struct.error, IndexError, UnicodeDecodeError, ValueError, OverflowError) as error:
             raise CodegenError(f"the object file cannot be linked: {error}") from error
         missing = [name for name in names if name not in found]
         if missing:
@@ -108,6 +108,9 @@ def _link(code: bytes, imports: Mapping[str, int]) -> tuple[_Memory, dict[str, i
         image[place : place + section.size] = code[section.start : section.start + section.size]
     for name, address in _resolved(slots, imports).items():
         image[slots[name] : slots[name] + _SLOT] = _JUMP + struct.pack("<Q", address)
+    for name, value, section in symbols:
+        if section in places and value > sections[section].size:
+            raise CodegenError(f"the object file has {name or 'a symbol'} outside of its section")
     memory = _Memory(max(-(-len(image) // mmap.PAGESIZE), 1) * mmap.PAGESIZE)
     found = {
         name: memory.address + places[section] + value

@@ -46,8 +46,8 @@ class Model:
         """The results for ``args`` (numpy arrays, or torch tensors, in order or by name) as the model returned them: arrays, or
         tensors if an argument was one.  Results are contiguous.
 
-        Raises LowcError for an argument of the wrong number, name, dtype, rank, size, stride or device; IndexError and
-        RuntimeError where the model's own checks fail, as in eager.
+        Raises LowcError for an argument of the wrong number, name, dtype, rank, size, stride or device; MemoryError if there is
+        none for the results or the workspace; IndexError and RuntimeError where the model's own checks fail, as in eager.
         """
         return spread(self._results(self._ordered(args, named)), self.manifest.returns)
 
@@ -74,9 +74,8 @@ class Model:
             if isinstance(output, Size):
                 results.append(value(output.value, sizes))
             else:
-                results.append(np.empty(values(output.shape, sizes), numpy_dtype(output.dtype)))
-        needed = max(value(self.code.workspace, sizes), 0)
-        workspace = self._take(needed)
+                results.append(self._empty(output, values(output.shape, sizes)))
+        workspace = self._take(max(value(self.code.workspace, sizes), 0))
         slots = self._slots.from_buffer_copy(self._fixed)
         memory = {"input": arrays, "output": results, "workspace": (workspace,)}
         for slot, kind, number in self._open:
@@ -87,6 +86,12 @@ class Model:
             origin = self.code.checks.get(str(code // 16), "")
             raise failure(code % 16, origin) or LowcError(f"native code failed with code {code}", where=origin)
         return results
+
+    def _empty(self, output: Tensor, shape: tuple[int, ...]) -> np.ndarray:
+        try:
+            return np.empty(shape, numpy_dtype(output.dtype))
+        except (ValueError, OverflowError) as error:  # more bytes than a process can address
+            raise LowcError(f"{self.name}: output {output.name} cannot have shape {shape}: {error}") from error
 
     def _ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         names = [t.name for t in self.inputs]

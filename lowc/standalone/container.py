@@ -116,7 +116,7 @@ class Container:
             read: dict[str, Any] = json.loads(head)
             size = int(read["size"])
             found = {str(n): Section(int(s), int(b), str(d), str(p)) for n, s, b, d, p in read["sections"]}
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise self.error(f"its head cannot be read ({error})", _DAMAGED) from error
         if size != len(content):
             raise self.error(f"it has {len(content)} bytes and should have {size}", _DAMAGED)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from lowc.errors import LowcError, OptionError
 from lowc.standalone import header, loader, shared, threads
 from lowc.standalone.container import Container
-from lowc.standalone.files import read_file, write_whole
+from lowc.standalone.files import read_file, write_together
 
 ENTRY = "entry.o"
 FUNCTIONS = ("run", "sizes", "workspace", "message")
@@ -40,10 +40,8 @@ def write_library(
     inputs.append(shared.Input(_section(container, threads.POOL), _NONE))
     exports = [f"{prefix}_{name}" for name in FUNCTIONS]
     parts = shared.link(inputs, exports, os.path.basename(os.fspath(library)), [weights] if len(weights) else (), WEIGHTS)
-    size = write_whole(library, parts, 0o777)
-    if header_path:
-        write_whole(header_path, (header.text(manifest, prefix).encode(),))
-    return size
+    described = [(header_path, (header.text(manifest, prefix).encode(),), 0o666)] if header_path else []
+    return write_together((library, parts, 0o777), *described)[0]
 
 
 _NONE: Mapping[str, str] = {}

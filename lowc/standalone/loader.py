@@ -19,7 +19,7 @@ from lowc.standalone.call import Model
 from lowc.standalone.container import Container
 from lowc.standalone.dtypes import numpy_dtype
 from lowc.standalone.files import read_file
-from lowc.standalone.manifest import ABI, Manifest, Tensor, from_json
+from lowc.standalone.manifest import ABI, READING, Manifest, Tensor, from_json, interface
 
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _AGAIN = "copy or compile it again"
@@ -59,9 +59,13 @@ def read_manifest(container: Container) -> Manifest:
             raise container.error(
                 f"its code expects calls of version {data['abi']}, this lowc makes those of version {ABI}", "compile it again"
             )
-        return from_json(data)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        manifest = from_json(data)
+    except READING as error:
         raise container.error(f"its manifest cannot be read ({type(error).__name__}: {error})", _AGAIN) from error
+    for code in manifest.code:
+        if code.format == "elf" and container.section(code.section)[-32:] != interface(manifest, code.slots, code.workspace):
+            raise container.error(f"its code for {code.level} was compiled for other sizes than its manifest says", _AGAIN)
+    return manifest
 
 
 def weights_content(container: Container, manifest: Manifest) -> memoryview:
@@ -70,11 +74,11 @@ def weights_content(container: Container, manifest: Manifest) -> memoryview:
     if row is None:
         return container.section("weights")
     folder = os.path.dirname(os.path.abspath(container.path))
-    name = str(row["name"])
-    path = os.path.join(folder, os.path.basename(name))
+    path = os.path.join(folder, row["name"])
     if not os.path.exists(path):
         raise LowcError(
-            f"the weights of the artifact are missing: there is no {path}", hint=f"put {name} into the folder of the artifact"
+            f"the weights of the artifact are missing: there is no {path}",
+            hint=f"put {row['name']} into the folder of the artifact",
         )
     content = read_file(path)
     if len(content) != row["size"] or sha256(content).hexdigest() != row["sha256"]:
@@ -84,7 +88,7 @@ def weights_content(container: Container, manifest: Manifest) -> memoryview:
 
 def _constants(container: Container, manifest: Manifest) -> list[np.ndarray]:
     """The weights in the order of the manifest, each as it should be."""
-    path = container.path if manifest.weights_file is None else str(manifest.weights_file["name"])
+    path = container.path if manifest.weights_file is None else manifest.weights_file["name"]
     try:
         found = weights.read(weights_content(container, manifest)) if manifest.weights else {}
     except ValueError as error:

@@ -3,7 +3,7 @@
 Sizes that are known only when called are trees of numbers, names and operations, ``["+", ["*", 4, "s0"], 1]``: ``value`` does the
 arithmetic; comparisons are 1 or 0.  A tensor has a name, a dtype (lowc's names: "f32"), sizes and strides in elements.
 
-    {"abi": 1, "name": "model", "lowc": "0.1.0", "numerics": "fast",
+    {"abi": 2, "name": "model", "lowc": "0.1.0", "numerics": "fast",
      "symbols": [{"name": "s0", "low": 2, "high": 64, "from": [input, dimension, factor, added]}, ...],
      "inputs": [tensor, ...], "weights": [tensor and its key, ...], "outputs": [tensor, or a size], "returns": structure,
      "conditions": [[tree that is not 0, as a person reads it], ...], "weights_file": null or {"name", "size", "sha256"},
@@ -11,14 +11,19 @@ arithmetic; comparisons are 1 or 0.  A tensor has a name, a dtype (lowc's names:
                "symbol": function, "slots": [["input", 0], ["weight", 3], ["output", 0], ["workspace", 0], ["symbol", 0], ...],
                "workspace": tree, "checks": {number of a step: ops and lines}}, ...]}
 
-``code`` lists the best first; a reader skips formats that it does not know (PTX, one day).
+``code`` lists the best first; a reader skips formats that it does not know (PTX, one day).  Behind each code lies
+``interface``, a checksum of what it was compiled for: its accesses are right for those sizes alone.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import Any
 
-ABI = 1
+from lowc.standalone.dtypes import NUMBERS
+
+ABI = 2
 """What native code expects of its caller: one pointer to 8-byte slots as ``slots`` lists them; 0 or an error code comes back."""
 
 Tree = int | str | list[Any]
@@ -95,10 +100,23 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
     return asdict(manifest)
 
 
+def interface(manifest: Manifest, slots: Sequence[tuple[str, int]], workspace: Tree) -> bytes:
+    """The 32 bytes behind the code that expects its memory in ``slots``: of all that decides how large that memory is."""
+    tensors = [[(t.dtype, t.shape, t.strides) if isinstance(t, Tensor) else t.value for t in part]
+               for part in (manifest.inputs, manifest.weights, manifest.outputs)]  # fmt: skip
+    symbols = [(s.name, s.low, s.high, s.source) for s in manifest.symbols]
+    conditions = [tree for tree, _ in manifest.conditions]
+    return sha256(json.dumps([symbols, tensors, conditions, slots, workspace]).encode()).digest()
+
+
+READING = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading JSON of another form than expected raises."""
+
+
 def from_json(data: Any) -> Manifest:
-    """The manifest that ``to_json`` wrote.  Raises ValueError, KeyError or TypeError for anything else."""
+    """The manifest that ``to_json`` wrote.  Raises one of READING for anything else."""
     symbols = tuple(
-        Symbol(_text(s["name"]), int(s["low"]), None if s["high"] is None else int(s["high"]), _four(s["source"]))
+        Symbol(_text(s["name"]), _int(s["low"]), None if s["high"] is None else _int(s["high"]), _four(s["source"]))
         for s in data["symbols"]
     )
     known = frozenset(s.name for s in symbols)
@@ -115,8 +133,8 @@ def from_json(data: Any) -> Manifest:
         tuple(_code(c, known) for c in data["code"]),
         _text(data["numerics"]),
         _text(data["lowc"]),
-        data["weights_file"],
-        int(data["abi"]),
+        _file(data["weights_file"]),
+        _int(data["abi"]),
     )
     _check(made)
     return made
@@ -130,7 +148,7 @@ def _check(made: Manifest) -> None:
     }  # fmt: skip
     for code in made.code:
         for kind, number in code.slots:
-            if not 0 <= number < counts.get(kind, 0):
+            if not 0 <= number < counts.get(kind, 0) or (kind == "output" and isinstance(made.outputs[number], Size)):
                 raise ValueError(f"a slot holds {kind} {number}, which is not there")
     for symbol in made.symbols:
         number, dim, factor, _ = symbol.source
@@ -141,10 +159,10 @@ def _check(made: Manifest) -> None:
 
 
 def _leaves(structure: Any) -> list[int]:
-    if structure is None or isinstance(structure, int):
+    if structure is None or type(structure) is int:
         return [] if structure is None else [structure]
     kind, inner = structure
-    if kind not in ("tuple", "list", "dict"):
+    if (kind, type(inner)) not in (("tuple", list), ("list", list), ("dict", dict)):
         raise ValueError(f"results come in a {kind}")
     return [number for part in (inner.values() if kind == "dict" else inner) for number in _leaves(part)]
 
@@ -155,7 +173,7 @@ def _code(data: Any, known: frozenset[str]) -> Code:
         tuple(map(_text, data["needs"])),
         _text(data["section"]),
         _text(data["symbol"]),
-        tuple((_text(kind), int(number)) for kind, number in data["slots"]),
+        tuple((_text(kind), _int(number)) for kind, number in data["slots"]),
         _tree(data["workspace"], known),
         {_text(step): _text(what) for step, what in data["checks"].items()},
         _text(data["format"]),
@@ -168,8 +186,24 @@ def _text(value: Any) -> str:
     return value
 
 
+def _int(value: Any) -> int:
+    """A number that native code can hold."""
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{value!r} is no number of 64 bits")
+    return value
+
+
+def _file(row: Any) -> Mapping[str, Any] | None:
+    if row is None:
+        return None
+    name = _text(row["name"])
+    if "/" in name or name in ("", ".", ".."):
+        raise ValueError(f"{name!r} is no name of a file")
+    return {"name": name, "size": _int(row["size"]), "sha256": _text(row["sha256"])}
+
+
 def _four(value: Any) -> tuple[int, int, int, int]:
-    a, b, c, d = map(int, value)
+    a, b, c, d = map(_int, value)
     return a, b, c, d
 
 
@@ -177,12 +211,16 @@ def _tensor(data: Any, known: frozenset[str]) -> Tensor:
     shape, strides = (tuple(_tree(n, known) for n in data[what]) for what in ("shape", "strides"))
     if len(shape) != len(strides):
         raise ValueError(f"{data['name']} has {len(shape)} sizes and {len(strides)} strides")
+    if data["dtype"] not in NUMBERS:
+        raise ValueError(f"{data['name']} has the unknown dtype {data['dtype']!r}")
     return Tensor(_text(data["name"]), _text(data["dtype"]), shape, strides, _text(data["key"]), _text(data["device"]))
 
 
 def _tree(data: Any, known: frozenset[str]) -> Tree:
-    if type(data) is int or (isinstance(data, str) and data in known):
+    if isinstance(data, str) and data in known:
         return data
+    if type(data) is int:
+        return _int(data)
     if isinstance(data, list) and len(data) == 3 and data[0] in OPERATIONS:
         return [data[0], _tree(data[1], known), _tree(data[2], known)]
     raise ValueError(f"{data!r} is no size")

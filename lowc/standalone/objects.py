@@ -55,7 +55,7 @@ def read(code: bytes) -> Object:
     """Raises CodegenError for what is no object file, or has what lowc's code never has (thread-local memory, say)."""
     try:
         return _read(code)
-    except (struct.error, IndexError, ValueError, UnicodeDecodeError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise CodegenError(f"the object file cannot be read: {error}") from error
 
 

@@ -50,12 +50,11 @@ def read(content: memoryview) -> dict[str, tuple[str, tuple[int, ...], np.ndarra
     (length,) = struct.unpack_from("<Q", content)
     if length > min(_MOST, len(content) - 8):
         raise ValueError("its head is cut off")
-    head = json.loads(bytes(content[8 : 8 + length]))
     data = content[8 + length :]
     dtypes = {theirs: ours for ours, theirs in NAMES.items()}
     found: dict[str, tuple[str, tuple[int, ...], np.ndarray]] = {}
     try:
-        for name, row in head.items():
+        for name, row in json.loads(bytes(content[8 : 8 + length])).items():
             if name == "__metadata__":
                 continue
             dtype, shape, (begin, end) = dtypes[row["dtype"]], tuple(map(int, row["shape"])), row["data_offsets"]
@@ -63,7 +62,7 @@ def read(content: memoryview) -> dict[str, tuple[str, tuple[int, ...], np.ndarra
             if not 0 <= begin <= end <= len(data) or min(shape, default=0) < 0 or end - begin != _count(shape) * array.itemsize:
                 raise ValueError(f"tensor {name} is not where its head says")
             found[name] = (dtype, shape, np.frombuffer(data[begin:end], array).reshape(shape))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"its head cannot be read ({type(error).__name__}: {error})") from error
     return found
 

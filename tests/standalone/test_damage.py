@@ -12,7 +12,9 @@ import pytest
 
 import lowc
 from lowc import package
-from lowc.errors import LowcError
+from lowc.errors import CodegenError, LowcError
+from lowc.runtime.linker import Library, _sections
+from lowc.standalone import threads, weights
 from lowc.standalone.container import Container, write
 from lowc.standalone.loader import load_content
 
@@ -92,7 +94,7 @@ def changed(content: bytes, **fields: object) -> bytes:
 def test_manifests_that_are_none(mlp_file: Path) -> None:
     good = mlp_file.read_bytes()
     load_content(memoryview(changed(good)), "")
-    refused(changed(good, abi=2), "calls of version 2")
+    refused(changed(good, abi=3), "calls of version 3")
     refused(changed(good, inputs=3), "manifest cannot be read")
     refused(changed(good, symbols=[]), "manifest cannot be read")
     refused(changed(good, returns=["tuple", [0, 1]]), "returned that is not there")
@@ -104,6 +106,73 @@ def test_manifests_that_are_none(mlp_file: Path) -> None:
     refused(changed(good, code=[c | {"section": "none"} for c in code]), "no section none")
     refused(changed(good, code=[c | {"symbol": "other"} for c in code]), "has no other")
     load_content(memoryview(changed(good, code=[code[0] | {"format": "ptx"}, code[1]])), "")
+
+
+def test_manifests_for_other_sizes(mlp_file: Path) -> None:
+    """Checksums right, all well-formed: native code would read or write past the memory that such a manifest describes."""
+    good = mlp_file.read_bytes()
+    data = json.loads(bytes(Container(memoryview(good), "").section("manifest")))
+    for part, number, fields in [
+        ("inputs", 0, {"shape": ["s0", 1]}),
+        ("inputs", 0, {"strides": [0, 1]}),
+        ("inputs", 0, {"dtype": "u8"}),
+        ("outputs", 0, {"shape": [0, 7]}),
+        ("outputs", 0, {"shape": [-1, 7]}),
+        ("outputs", 0, {"dtype": "u8"}),
+        ("weights", 0, {"shape": [1, 1]}),
+        ("symbols", 0, {"high": 1 << 40}),
+        ("symbols", 0, {"source": [0, 0, 1, -7]}),
+        ("code", 0, {"workspace": 0}),
+        ("code", 0, {"slots": []}),
+    ]:
+        symbol = data["symbols"][0]["name"]
+        rows = [dict(row) for row in data[part]]
+        rows[number] |= json.loads(json.dumps(fields).replace("s0", symbol))
+        refused(changed(good, **{part: rows}), "compiled for other sizes than its manifest says")
+
+
+def test_manifests_with_entries_that_are_none(mlp_file: Path) -> None:
+    good = mlp_file.read_bytes()
+    data = json.loads(bytes(Container(memoryview(good), "").section("manifest")))
+    output, symbol, code = data["outputs"][0], data["symbols"][0], data["code"][0]
+    for fields in [
+        {"outputs": [output | {"dtype": "f33"}]},
+        {"outputs": [output | {"shape": [1 << 63, 7]}]},
+        {"outputs": [{"name": "output", "value": 3}]},
+        {"symbols": [symbol | {"high": float("inf")}]},
+        {"symbols": [symbol | {"low": -(10**30)}]},
+        {"returns": ["dict", [0]]},
+        {"returns": True},
+        {"weights_file": {}},
+        {"weights_file": {"name": "..", "size": 1, "sha256": ""}},
+        {"weights_file": {"name": "/etc/passwd", "size": 1, "sha256": ""}},
+        {"code": [code | {"checks": []}]},
+    ]:
+        refused(changed(good, **fields), "its manifest cannot be read")
+
+
+@pytest.mark.parametrize("head", [b"[]", b"[" * 100000, b'{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 0]}}'])
+def test_weights_with_a_head_that_is_none(head: bytes) -> None:
+    with pytest.raises(ValueError, match="its head cannot be read"):
+        weights.read(memoryview(struct.pack("<Q", len(head)) + head))
+
+
+def test_a_function_outside_of_its_section(mlp_file: Path) -> None:
+    container = Container(memoryview(mlp_file.read_bytes()), "")
+    code = bytearray(container.section("x86-64.o"))
+    Library(bytes(code), ("run_0",), dict.fromkeys(threads.NAMES, 1))
+    table = next(s for s in _sections(bytes(code)) if s.kind == 2)
+    for place in range(table.start, table.start + table.size, 24):
+        if code[place + 6 : place + 8] != bytes(2):
+            struct.pack_into("<Q", code, place + 8, 1 << 20)
+    with pytest.raises(CodegenError, match="outside of its section"):
+        Library(bytes(code), ("run_0",), dict.fromkeys(threads.NAMES, 1))
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LowcError, match="it is no file"):
+        lowc.load(tmp_path / "pipe")
 
 
 def test_weights_beside(mlp_package: package.Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +214,8 @@ def test_no_room_and_no_folder(mlp_package: package.Package, tmp_path: Path, mon
         mlp_package.save(tmp_path / "none" / "m.lowc")
     with pytest.raises(LowcError, match="is no file"):
         mlp_package.save("/dev/full")
+    with pytest.raises(LowcError, match="two files shall have this name"):
+        mlp_package.save(tmp_path / "m.lowc", weights_path=tmp_path / "m.lowc")
     path = tmp_path / "m.lowc"
     path.write_bytes(b"before")
 

@@ -81,6 +81,20 @@ def test_tensors_and_arrays_give_the_same(model: Model) -> None:
     np.testing.assert_array_equal(model(np.broadcast_to(one, (1, 19))), model(one))  # strides of one row tell nothing
 
 
+def test_results_that_no_memory_can_hold() -> None:
+    dim = torch.export.Dim.AUTO
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(x.shape[0], x.shape[0], x.shape[0], x.shape[0])
+
+    made = package.compile_program(export(fn, (torch.randn(5, 0),), dynamic=({0: dim},)), levels=("x86-64",)).load()
+    with pytest.raises(LowcError, match="output cannot have shape"):
+        made(np.empty((1 << 20, 0), np.float32))
+    with pytest.raises(MemoryError):
+        made(np.empty((1 << 14, 0), np.float32))
+    assert made(np.empty((3, 0), np.float32)).shape == (3, 3, 3, 3)
+
+
 def test_an_unknown_level(mlp_file: Path) -> None:
     with pytest.raises(LowcError, match="no code for x86-64-v9"):
         lowc.load(mlp_file, level="x86-64-v9")
@@ -195,6 +209,8 @@ def test_models_that_no_artifact_can_be() -> None:
     ]:
         with pytest.raises(LowcError, match=message):
             package.compile_program(export(fn, inputs, dynamic=dynamic), levels=("x86-64",))
+    with pytest.raises(LowcError, match=r"(?s)Constraints violated.*Not all values of batch"):  # which size, and why
+        export(lambda x: x.reshape(-1, 4), (torch.randn(4, 3),), dynamic=({0: torch.export.Dim("batch")},))
     made = package.compile_program(export(by_a_number, (x, 3)), levels=("x86-64",)).load()
     torch.testing.assert_close(made(x), x * 3)
 

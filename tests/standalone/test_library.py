@@ -188,6 +188,9 @@ def test_errors(mlp_file: Path, tmp_path: Path) -> None:
         write_library(mlp_file, tmp_path / "lib.so", prefix="2mlp")
     with pytest.raises(LowcError, match="No such file"):
         write_library(mlp_file, tmp_path / "none" / "lib.so")
+    with pytest.raises(LowcError, match="No such file"):
+        write_library(mlp_file, tmp_path / "lib.so", header_path=str(tmp_path / "none" / "lib.h"))
+    assert not list(tmp_path.iterdir())  # no library without its header
     with pytest.raises(CodegenError, match="no object file"):
         shared.link([shared.Input(b"nothing", {})], (), "lib.so")
     assert not list(tmp_path.iterdir())

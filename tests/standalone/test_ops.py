@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lowc import package
 from lowc.errors import LowcError
+from lowc.frontend import exported
 from lowc.frontend.exported import export
 
 LEVEL = ("x86-64",)
@@ -76,6 +77,14 @@ def test_attention() -> None:
     check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), *bf16, tolerance=2e-2)
 
 
+def test_attention_with_fewer_heads_of_keys() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 6, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8)
+    keep = torch.rand(5, 7) > 0.3
+    check(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m, enable_gqa=True), q, k, v, keep)
+    check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), q, k, v)
+
+
 def test_attention_with_masks() -> None:
     q, k, v = qkv(2, 3, 5, 8)
     keep = torch.tensor([[1, 1, 0, 1, 0]] * 4 + [[0] * 5], dtype=torch.bool)  # the last row sees nothing
@@ -92,6 +101,16 @@ def test_multihead_attention_and_pooling() -> None:
 
 def sorted_rows(x: torch.Tensor) -> torch.Tensor:
     return x.sort(-1).values
+
+
+def test_what_torch_cannot_take_apart_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("no such\nshape")
+
+    monkeypatch.setattr(exported, "_table", lambda keep: {torch.ops.aten.sort.default: broken})
+    with pytest.raises(LowcError, match="cannot take the program apart: RuntimeError: no such\n") as caught:
+        package.compile_program(export(sorted_rows, (torch.randn(3, 4),)), levels=LEVEL)
+    assert "test_ops.py" in caught.value.where and caught.value.where.endswith(" in forward")
 
 
 def test_an_op_without_a_kernel_is_refused() -> None:

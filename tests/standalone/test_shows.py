@@ -191,3 +191,10 @@ def test_weights_of_all_kinds(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(lowc.load(tmp_path / "m.lowc")(ids), model(ids))
     assert (tmp_path / "m.lowc").stat().st_size < 1.5 * 1000 * 16 * 4  # what is shared is there once
+
+
+def test_commands_that_need_more_say_what(tmp_path: Path) -> None:
+    (tmp_path / "m.pt2").touch()
+    done = alone.python(tmp_path, "-m", "lowc", "compile", "m.pt2", check=False)
+    assert done.returncode == 2 and done.stderr.startswith("lowc: this command needs torch, which is not installed\n")
+    assert "Traceback" not in done.stderr
