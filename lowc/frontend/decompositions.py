@@ -58,7 +58,7 @@ def into_copy_of_expanded(op: Any) -> Callable[..., Any]:
     def replaced(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not any(type(s) is int and s == 0 and n != 1 for n, s in zip(self.shape, self.stride(), strict=True)):
             return NotImplemented
-        return op(self.clone(), *args, **kwargs)
+        return op(self.clone(memory_format=torch.contiguous_format), *args, **kwargs)
 
     return replaced
 

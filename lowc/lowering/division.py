@@ -2,6 +2,7 @@
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
+from lowc.ir.index import constant
 from lowc.ir.nodes import Const, Expr, Op
 from lowc.ir.types import DType, bool_, compute_dtype
 from lowc.lowering.builder import Builder, Operand
@@ -30,7 +31,7 @@ def div_mode(
     dtype = common_dtype((self, other))
     if dtype.kind == "f":
         # ATen's kernels for f16 and bf16 tensors round the quotient before they truncate it, those for a scalar do not.
-        scalar = is_scalar(other)
+        scalar = _as_scalar(out, other)
 
         def element(c: Coords) -> Expr:
             x, y = cast(b.read(self, c, dtype), compute_dtype(dtype)), wide_scalar(b, other, c, dtype)
@@ -45,12 +46,19 @@ def floor_divide(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> 
     dtype = common_dtype((self, other))
     if dtype.kind == "f":
 
+        scalar = _as_scalar(out, other)
+
         def element(c: Coords) -> Expr:
             x, y = cast(b.read(self, c, dtype), compute_dtype(dtype)), wide_scalar(b, other, c, dtype)
-            return float_floordiv(b, b.let(x), b.let(y), x.dtype if is_scalar(other) else dtype)
+            return float_floordiv(b, b.let(x), b.let(y), x.dtype if scalar else dtype)
 
         return b.map(out, element)
     return _integer_division(b, out, "floordiv", self, other)
+
+
+def _as_scalar(out: TensorMeta, x: Operand) -> bool:
+    """Whether ATen divides by ``x`` as by a number: on a CPU a tensor with one element is one."""
+    return is_scalar(x) or (isinstance(x, Value) and out.device == "cpu" and all(constant(n) == 1 for n in x.shape))
 
 
 def float_floordiv(b: Builder, x: Expr, y: Expr, dtype: DType) -> Expr:
