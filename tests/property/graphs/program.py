@@ -139,6 +139,9 @@ class Noise:
             return x
         draw = torch.Generator().manual_seed(self.rng.randrange(2**40))
         wave = torch.randint(-2, 3, x.shape, generator=draw).to(x.dtype)
+        if self.rng.random() < 0.5:  # rounding moves denormal numbers by more, to zero perhaps, all of them the same way
+            fixed = x.detach()
+            x = torch.where(fixed.abs() < torch.finfo(dtype).tiny, fixed.to(dtype).to(x.dtype) - (fixed - x), x)
         return x * (1 + wave * (FLOATS[dtype] * size))
 
     def cancelled(self, x: Any, operand: Any, dtype: torch.dtype | None) -> Any:
@@ -169,16 +172,18 @@ def trace(
     inputs: Sequence[Tensor],
     wide: bool = False,
     noise: Noise | None = None,
-    otherwise: bool = False,
+    otherwise: bool | Mapping[str, Any] = False,
     apart: bool = False,
     signs: bool = False,
 ) -> dict[str, Any]:
     """All names and what they hold after the program, line by line; with ``wide``, dtypes in the text are float64.
 
-    ``otherwise``: some calls are written another way; ``apart``: operands of exact lines lie apart in memory; ``signs``: what
-    exact lines make has NaNs of the other sign.  The dtypes of the values that lines assign are in ``"dtypes"``.
+    ``otherwise``: some calls are written another way, as in ``SPACE`` or what is given; ``apart``: operands of exact lines lie
+    apart in memory; ``signs``: what exact lines make has NaNs of the other sign.  The dtypes of the values that lines assign
+    are in ``"dtypes"``.
     """
-    space: dict[str, Any] = dict(SPACE) if otherwise else {"torch": torch, "F": torch.nn.functional}
+    plain = {"torch": torch, "F": torch.nn.functional}
+    space: dict[str, Any] = dict(otherwise if isinstance(otherwise, Mapping) else SPACE if otherwise else plain)
     space |= {spec.name: x for spec, x in zip(program.inputs, inputs, strict=True)}
     dtypes: dict[int, torch.dtype] = {}
     for number, line in enumerate(program.lines):
