@@ -21,6 +21,7 @@ from tests.property.graphs.program import Input, Line, Noise, Program, function,
 from tests.property.graphs.ran import Ran, run
 from tests.property.graphs.repro import repro
 from tests.property.graphs.shrink import shrink
+from tests.property.graphs.wide import double, wide_run
 from tests.property.graphs.workers import Settings, attempt, judged
 
 COUNT = int(os.environ.get("LOWC_SEEDS", "100"))
@@ -229,6 +230,23 @@ def test_a_variance_of_float64_is_compared_with_two_passes_as_well() -> None:
     right = ((x - x.mean()) ** 2).sum() / (x.numel() - 1)
     assert judged_after(made, 0, lambda _: right) == "right"
     assert judged_after(made, 0, lambda v: v * (1 + 1e-11)) == "wrong"
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_conversions_are_copies_in_float64_too(grad: bool) -> None:
+    """What is written to the copy does not reach what was converted; where nothing was converted it does."""
+    given = vector("x0", grad=grad)
+    for dtype in ("bfloat16", "float32"):
+        lines = (
+            Line("v0 = torch.sin(x0)", "v0", ("x0",), "round"),
+            Line(f"v1 = v0.to(torch.{dtype})", "v1", ("v0",), "exact"),
+            Line("v1[1:].zero_()", "v1", (), "exact", True),
+        )
+        made = program(*lines, outputs=("v0", "v1"), inputs=(given,))
+        with double():
+            exact = wide_run(made).values[0]
+        assert exact is not None and (exact[1:] == 0).all() == (dtype == "float32")
+        assert judged_after(made, 0, lambda v, grad=grad: (v * (1 + 1e-5)).requires_grad_(grad)) == "wrong"
 
 
 def test_gelu_with_tanh_is_compared_with_a_formula_that_does_not_cancel() -> None:
