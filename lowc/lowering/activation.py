@@ -1,6 +1,6 @@
 """Activation functions and their derivatives, each rounding once at its end, and softmax where it arrives whole.
 
-Formulas are those of ATen's CPU kernels (``ATen/native/cpu/Activation.cpp``).
+Formulas are those of ATen's CPU kernels (``ATen/native/cpu/Activation.cpp``), but for gelu's with tanh, which cancel there.
 """
 
 from collections.abc import Sequence
@@ -57,15 +57,17 @@ def gelu(b: Builder, out: TensorMeta, self: Value, *, approximate: str = "none")
     def formula(x: Expr) -> Expr:
         half, one = like(0.5, x), like(1.0, x)
         if approximate == "tanh":
-            return op("mul", op("mul", half, x), op("add", one, op("tanh", _tanh_argument(x))))
+            return op("div", x, _one_and_decay(x))
         return op("mul", op("mul", half, x), op("add", one, op("erf", op("mul", x, like(_SQRT_HALF, x)))))
 
     return _float(b, out, formula, self)
 
 
-def _tanh_argument(x: Expr) -> Expr:
+def _one_and_decay(x: Expr) -> Expr:
+    """1 + exp(-2 u) for the u of gelu's tanh: (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), where nothing cancels for negative u."""
     cube = op("mul", op("mul", x, x), x)
-    return op("mul", like(_SQRT_2_OVER_PI, x), op("add", x, op("mul", like(0.044715, x), cube)))
+    argument = op("mul", like(-2 * _SQRT_2_OVER_PI, x), op("add", x, op("mul", like(0.044715, x), cube)))
+    return op("add", like(1.0, x), op("exp", argument))
 
 
 def gelu_backward(
@@ -81,13 +83,13 @@ def gelu_backward(
         return op("mul", g, op("add", cdf, op("mul", x, density)))
 
     def approximated(g: Expr, x: Expr) -> Expr:
-        half, one = like(0.5, x), like(1.0, x)
-        tanh = b.let(op("tanh", _tanh_argument(x)))
-        left = op("mul", half, op("add", one, tanh))
+        """s + x s' of s = 1 / (1 + exp(-2 u)), s' = 2 s (1 - s) u'"""
+        one = like(1.0, x)
+        s = b.let(op("div", one, _one_and_decay(x)))
         slope = op("add", one, op("mul", like(3 * 0.044715, x), op("mul", x, x)))
-        inner = op("mul", like(_SQRT_2_OVER_PI, x), slope)
-        right = op("mul", op("mul", op("mul", half, x), op("sub", one, op("mul", tanh, tanh))), inner)
-        return op("mul", g, op("add", left, right))
+        inner = op("mul", like(2 * _SQRT_2_OVER_PI, x), slope)
+        right = op("mul", op("mul", op("mul", x, s), op("sub", one, s)), inner)
+        return op("mul", g, op("add", s, right))
 
     return _float(b, out, approximated if approximate == "tanh" else exact, grad_output, self)
 

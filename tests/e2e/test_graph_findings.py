@@ -162,6 +162,77 @@ def test_a_part_of_an_expanded_tensor_is_replaced(name: str, shape: tuple[int, .
     torch.testing.assert_close(*(torch.autograd.grad(r[0].square().sum(), w)[0] for r in (a, b)))
 
 
+EMPTY_SCATTERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "select": ((1, 0), (4, 0), lambda x: torch.select_scatter(x, x.new_ones(0), 0, 1)),
+    "select of a dimension of size 1": ((1, 0), (1, 4, 0), lambda x: torch.select_scatter(x, x.new_ones(1, 0), 1, -1)),
+    "slice": ((0, 1), (0, 5), lambda x: torch.slice_scatter(x, x.new_ones(0, 2), 1, 1, 3)),
+    "an empty slice": ((3, 1), (3, 5), lambda x: torch.slice_scatter(x, x.new_ones(3, 0), 1, 2, 2)),
+    "diagonal": ((1, 0), (3, 0), lambda x: torch.diagonal_scatter(x, x.new_ones(0))),
+    "diagonal of three dimensions": ((0, 1, 1), (0, 3, 4), lambda x: torch.diagonal_scatter(x, x.new_ones(0, 3), 0, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", list(EMPTY_SCATTERS))
+def test_a_part_of_an_expanded_tensor_without_elements_is_replaced(name: str, dynamic: bool) -> None:
+    """A plain copy of one keeps its strides, and was taken for one to be copied, for ever."""
+    shape, size, scatter = EMPTY_SCATTERS[name]
+
+    def f(x: Tensor) -> Tensor:
+        return scatter(x.expand(size)) * 2
+
+    x = torch.ones(shape)
+    a, b = compiled(f, dynamic)(x), f(x)
+    assert a.shape == b.shape == size and torch.equal(a, b)
+
+
+QUOTIENTS: dict[str, Callable[[Tensor, Tensor | float], Tensor]] = {
+    "trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "//": lambda x, y: x // y,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", list(QUOTIENTS))
+def test_whole_quotients_by_one_element(name: str, dtype: torch.dtype, dynamic: bool) -> None:
+    """ATen divides by a tensor with one element as by a number, whose quotients are not rounded before they are cut."""
+    divide = QUOTIENTS[name]
+    x = torch.linspace(-300, 300, 1201).to(dtype).reshape(1, 1201)
+    cut = 0
+    for number in (0.7, -2.9, 3.0, 0.0123):
+        whole = torch.full(x.shape, number, dtype=dtype)
+        one = whole[0, :1]
+        for y in (one, one.reshape(1, 1), one.reshape(()), one.item(), whole):
+            a, b = compiled(lambda x, y: divide(x, y), dynamic)(x, y), divide(x, y)
+            assert a.dtype == b.dtype and torch.equal(a, b), (number, getattr(y, "shape", "a number"))
+        cut += int((divide(x, one) != divide(x, whole)).sum())
+    assert cut or name != "trunc"  # the values tell the two apart
+
+
+def test_gelu_with_tanh_does_not_cancel() -> None:
+    """Of (1 + tanh(u)) / 2 as it stands no digit is left at x = -6, nor of its derivative."""
+    x = torch.cat([torch.linspace(-9, 9, 3001), torch.tensor([-1e15, 1e15, -0.0, 0.0])])
+
+    def f(x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="tanh")
+
+    def wide(x: Tensor) -> Tensor:
+        return x * torch.sigmoid(u(x) * 2)
+
+    def u(x: Tensor) -> Tensor:
+        return (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
+
+    y = x.double()
+    apart = 2.0**-23 * (3 + 3 * u(y).abs().clamp(max=100))  # exp makes a relative error of an absolute one
+    ours, exact = compiled(f)(x), wide(y)
+    assert ((ours - exact).abs() <= apart * exact.abs()).all() and (ours.signbit() == f(x).signbit()).all()
+    ours, exact = gradient(compiled(f), x), gradient(wide, y)
+    share = exact.abs().maximum(torch.sigmoid(2 * u(y)))  # the derivative is 0 at -0.75, its terms are not
+    assert ((ours - exact).abs() <= 4 * apart * share).all()
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("shifts", "dims"), [((1,), (1,)), ((-2, 7), (2, 3)), ((5,), ()), ((0,), (0,))])
 def test_what_is_rolled_and_kept_for_the_backward_pass(shifts: tuple[int, ...], dims: tuple[int, ...], dynamic: bool) -> None:

@@ -4,6 +4,7 @@ LOWC_SEEDS=N tries N graphs, LOWC_FIRST_SEED=M starts at another.
 """
 
 import os
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,10 +17,11 @@ import torch
 from tests.property.graphs import judge as judging
 from tests.property.graphs.generate import random_program
 from tests.property.graphs.judge import compare, excess, judge, taint
-from tests.property.graphs.program import Input, Line, Program, function, make_inputs
+from tests.property.graphs.program import Input, Line, Noise, Program, function, make_inputs
 from tests.property.graphs.ran import Ran, run
 from tests.property.graphs.repro import repro
 from tests.property.graphs.shrink import shrink
+from tests.property.graphs.wide import double, wide_run
 from tests.property.graphs.workers import Settings, attempt, judged
 
 COUNT = int(os.environ.get("LOWC_SEEDS", "300"))
@@ -228,6 +230,68 @@ def test_a_variance_of_float64_is_compared_with_two_passes_as_well() -> None:
     right = ((x - x.mean()) ** 2).sum() / (x.numel() - 1)
     assert judged_after(made, 0, lambda _: right) == "right"
     assert judged_after(made, 0, lambda v: v * (1 + 1e-11)) == "wrong"
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_conversions_are_copies_in_float64_too(grad: bool) -> None:
+    """What is written to the copy does not reach what was converted; where nothing was converted it does."""
+    given = vector("x0", grad=grad)
+    for dtype in ("bfloat16", "float32"):
+        lines = (
+            Line("v0 = torch.sin(x0)", "v0", ("x0",), "round"),
+            Line(f"v1 = v0.to(torch.{dtype})", "v1", ("v0",), "exact"),
+            Line("v1[1:].zero_()", "v1", (), "exact", True),
+        )
+        made = program(*lines, outputs=("v0", "v1"), inputs=(given,))
+        with double():
+            exact = wide_run(made).values[0]
+        assert exact is not None and (exact[1:] == 0).all() == (dtype == "float32")
+        assert judged_after(made, 0, lambda v, grad=grad: (v * (1 + 1e-5)).requires_grad_(grad)) == "wrong"
+
+
+def test_gelu_with_tanh_is_compared_with_a_formula_that_does_not_cancel() -> None:
+    given = Input("x0", "float64", (6,), (1,), 0, 6, "positive", 5)
+    lines = (Line("v0 = -4 - x0", "v0", ("x0",), "exact"), Line("v1 = F.gelu(v0, approximate='tanh')", "v1", ("v0",), "round"))
+    made = program(*lines, outputs=("v1",), inputs=(given,))
+    x = -4 - make_inputs((given,))[0]
+    right = x * torch.sigmoid(2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))
+    assert not torch.allclose(right, function(made)(*make_inputs((given,)))[0], rtol=1e-14, atol=0.0)
+    assert judged_after(made, 0, lambda _: right) == "right"
+    assert judged_after(made, 0, lambda y: y * (1 + 1e-6)) == "wrong"
+
+
+def test_a_product_whose_factors_underflow_first_has_no_value() -> None:
+    """Others have."""
+    given = replace(vector("x0"), kind="positive")
+    for small, statuses in ((1e-20, ("right", "right", "wrong", "wrong")), (1.0, ("wrong", "right", "wrong", "wrong"))):
+        lines = (
+            Line(f"v0 = x0 * {small}", "v0", ("x0",), "exact"),
+            Line("v1 = x0 * float('inf')", "v1", ("x0",), "exact"),
+            Line("v2 = torch.cat([v0, v1])", "v2", ("v0", "v1")),
+            Line("v3 = torch.prod(v2)", "v3", ("v2",), "sum"),
+        )
+        made = program(*lines, outputs=("v3",), inputs=(given,))
+        answers = (float("nan"), float("inf"), -float("inf"), 1.0)
+        found = tuple(judged_after(made, 0, lambda y, answer=answer: torch.full_like(y, answer)) for answer in answers)
+        assert found == statuses
+
+
+def test_noise_of_denormal_numbers() -> None:
+    """Rounding takes one that float32 does not have to zero; it does no more to others than to move them by a few units."""
+    noise = Noise(random.Random(0), {})
+    x = torch.tensor([1e-46, 1.0, 1e-38], dtype=torch.float64)
+    runs = torch.stack([noise.spread(x, torch.float32, 1.0) for _ in range(20)])
+    lost = runs[:, 0] == 0
+    assert lost.any() and not lost.all()
+    assert ((runs / x - 1)[:, 1:].abs() <= 3 * 2.0**-23).all() and (runs[~lost] > 0).all()
+
+
+def test_a_write_to_an_expanded_tensor_is_as_aotautograd_has_it() -> None:
+    """It adds up what is written to one place; in which order is open."""
+    write = Line("v0[:100].fill_(0)", "v0", (), "exact", True)
+    scalar = Input("x0", "float32", (), (), 0, 1, "normal", 783542)
+    made = program(Line("v0 = x0.expand([1000])", "v0", ("x0",)), write, outputs=("v0",), inputs=(scalar,))
+    assert judge(made).status == "inherited"
 
 
 def test_what_float64_says_to_be_finite_may_be_finite() -> None:

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from tests.property.graphs.otherwise import PRODUCTS
 from tests.property.graphs.program import Program, make_inputs, trace
 from tests.property.graphs.ran import Ran, ran, run
 from tests.property.graphs.wide import coarsest, double, wide_run
 
-STEPS = (1, -1, 2, -2, 3, -3, 4, -4)
+STEPS = [sign * n / 2 for n in range(1, 9) for sign in (1, -1)]
 
 
 def twins(program: Program) -> list[Ran]:
@@ -28,6 +29,23 @@ def twins(program: Program) -> list[Ran]:
             found.append(ran([space[name] for name in program.outputs], given))
         except Exception:  # a view, say, of what is contiguous in eager alone
             continue
+    return found
+
+
+def products(program: Program) -> list[Ran]:
+    """The program with each ``prod`` in other orders (``PRODUCTS``), without gradients; none if it has no ``prod``.
+
+    A product some of whose factors underflow to 0, or overflow, before they meet the rest has no value of its own: 1e-40 * 1e-42
+    * inf is NaN from the left, and infinite from the right.  eager's order is that of its vectors, and promised by nobody.
+    """
+    if not any("prod(" in line.text for line in program.lines):
+        return []
+    found: list[Ran] = []
+    for space in PRODUCTS:
+        given = make_inputs(program.inputs, grad=False)
+        with torch.no_grad():
+            names = trace(program, given, otherwise=space)
+        found.append(ran([names[name] for name in program.outputs], given))
     return found
 
 

@@ -12,8 +12,10 @@ themselves (vectors and single elements, CPU and GPU, float16 and float32).  low
   many as a hundred for thousands of elements.  (In float32 it is the program in float64 that shows it.)
 * the gradients of ``elu`` and its like, and of ``hardswish``, at NaN: NaN, as in eager's vector code, or passed on, as in its
   code for single elements.
+* ``gelu`` with tanh: 1 / (1 + exp(-2 u)) for (1 + tanh(u)) / 2, which cancels for negative u.
 """
 
+import math
 from types import ModuleType
 from typing import Any
 
@@ -86,6 +88,12 @@ def hardswish(x: Tensor) -> Tensor:
     return x * (x + 3).clamp(0, 6) / 6
 
 
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    if approximate != "tanh":
+        return F.gelu(x)
+    return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+
+
 class _Instead:
     def __init__(self, module: ModuleType, *functions: Any) -> None:
         self.module = module
@@ -95,9 +103,39 @@ class _Instead:
         return self.functions[name] if name in self.functions else getattr(self.module, name)
 
 
+def _prod(order: str) -> Any:
+    def prod(x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = x.dtype if dtype is None else dtype
+        if not dtype.is_floating_point:
+            return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
+        over = 0 if dim is None else dim
+        wide = (x.flatten() if dim is None or x.dim() == 0 else x).to(torch.promote_types(dtype, torch.float32))
+        factors = wide.gather(over, wide.abs().argsort(over))
+        if order == "apart":
+            small = factors.abs() < 1
+            total = _chained(torch.where(small, factors, 1.0), over) * _chained(torch.where(small, 1.0, factors), over)
+        else:
+            total = _chained(factors if order == "up" else factors.flip(over), over)
+        kept = total.unsqueeze(over) if keepdim and dim is not None and x.dim() else total
+        return kept.to(dtype)
+
+    return prod
+
+
+def _chained(factors: Tensor, dim: int) -> Tensor:
+    total = torch.ones_like(factors.sum(dim))
+    for factor in factors.unbind(dim):
+        total = total * factor
+    return total
+
+
 SPACE: dict[str, Any] = {
     "torch": _Instead(torch, var, std, var_mean, std_mean),
-    "F": _Instead(F, layer_norm, elu, selu, celu, hardswish),
+    "F": _Instead(F, layer_norm, elu, selu, celu, hardswish, gelu),
 }
-OTHERWISE = ("layer_norm(", "_mean(", ".var(", ".std(", "elu(", "hardswish(")
+OTHERWISE = ("layer_norm(", "_mean(", ".var(", ".std(", "elu(", "hardswish(", "approximate='tanh'")
 """What is in the text of a line that is written another way."""
+
+PRODUCTS: list[dict[str, Any]] = [{"torch": _Instead(torch, _prod(order)), "F": F} for order in ("up", "down", "apart")]
+"""``prod`` in orders that tell whether its partial products can leave the range of its dtype: small factors first, large ones
+first, and the two apart, to be multiplied in the end."""

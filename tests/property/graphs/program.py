@@ -10,7 +10,7 @@ Each line assigns one name, or changes what a name holds.  ``Line.noise`` says h
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -139,6 +139,9 @@ class Noise:
             return x
         draw = torch.Generator().manual_seed(self.rng.randrange(2**40))
         wave = torch.randint(-2, 3, x.shape, generator=draw).to(x.dtype)
+        if self.rng.random() < 0.5:  # rounding moves denormal numbers by more, to zero perhaps, all of them the same way
+            fixed = x.detach()
+            x = torch.where(fixed.abs() < torch.finfo(dtype).tiny, fixed.to(dtype).to(x.dtype) - (fixed - x), x)
         return x * (1 + wave * (FLOATS[dtype] * size))
 
     def cancelled(self, x: Any, operand: Any, dtype: torch.dtype | None) -> Any:
@@ -169,18 +172,23 @@ def trace(
     inputs: Sequence[Tensor],
     wide: bool = False,
     noise: Noise | None = None,
-    otherwise: bool = False,
+    otherwise: bool | Mapping[str, Any] = False,
     apart: bool = False,
     signs: bool = False,
+    fresh: Set[int] = frozenset(),
 ) -> dict[str, Any]:
     """All names and what they hold after the program, line by line; with ``wide``, dtypes in the text are float64.
 
-    ``otherwise``: some calls are written another way; ``apart``: operands of exact lines lie apart in memory; ``signs``: what
-    exact lines make has NaNs of the other sign.  The dtypes of the values that lines assign are in ``"dtypes"``.
+    ``otherwise``: some calls are written another way, as in ``SPACE`` or what is given; ``apart``: operands of exact lines lie
+    apart in memory; ``signs``: what exact lines make has NaNs of the other sign; ``fresh``: lines that give new memory
+    even where a conversion has nothing to convert.  The dtypes of the values that lines assign are in ``"dtypes"``, the lines
+    that gave new memory in ``"fresh"``.
     """
-    space: dict[str, Any] = dict(SPACE) if otherwise else {"torch": torch, "F": torch.nn.functional}
+    plain = {"torch": torch, "F": torch.nn.functional}
+    space: dict[str, Any] = dict(otherwise if isinstance(otherwise, Mapping) else SPACE if otherwise else plain)
     space |= {spec.name: x for spec, x in zip(program.inputs, inputs, strict=True)}
     dtypes: dict[int, torch.dtype] = {}
+    made: set[int] = set()
     for number, line in enumerate(program.lines):
         dtype = noise.dtypes.get(number) if noise is not None else None
         held: dict[str, Any] = {}
@@ -197,6 +205,11 @@ def trace(
             exec(widened(line.text) if wide else line.text, space)
         space |= held
         result = space[line.target]
+        if not line.writes and isinstance(result, Tensor):
+            if not any(_share(result, space[name]) for name in line.uses):
+                made.add(number)
+            elif number in fresh:
+                result = space[line.target] = result.clone()
         if signs and exact and isinstance(result, Tensor) and result.is_floating_point() and not _is_view(result):
             result = space[line.target] = torch.where(result.isnan(), -result, result)
         if isinstance(result, Tensor):
@@ -213,13 +226,17 @@ def trace(
                     result.copy_(changed)
                 elif not line.writes and not _is_view(result):
                     space[line.target] = changed
-    space["dtypes"] = dtypes
+    space |= {"dtypes": dtypes, "fresh": made}
     return space
 
 
 def _apart(x: Any) -> Any:
     """``x`` with a gap after each element, so that no vector can be loaded."""
     return torch.stack([x, x], -1)[..., 0] if isinstance(x, Tensor) else x
+
+
+def _share(x: Tensor, y: Any) -> bool:
+    return isinstance(y, Tensor) and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
 
 def _is_view(x: Any) -> bool:

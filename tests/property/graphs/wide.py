@@ -1,9 +1,10 @@
 """The program in float64: as it is, with noise, and with some of its calls written another way (``otherwise``)."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -31,12 +32,29 @@ def double() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
+@dataclass(frozen=True)
+class Own:
+    """Of a program in its own dtypes: that of each tensor that a line assigns, and the lines that assign new memory."""
+
+    dtypes: Mapping[int, torch.dtype]
+    fresh: Set[int]
+
+
+@lru_cache(maxsize=1)
+def own(program: Program) -> Own:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.no_grad():
+            space = trace(program, make_inputs(program.inputs, grad=False))
+    finally:
+        torch.set_default_dtype(before)
+    return Own(space["dtypes"], space["fresh"])
+
+
 def wide_runs(program: Program, count: int) -> Wide:
     """The program in float64, ``count`` times with noise, and half as often written another way."""
-    torch.set_default_dtype(torch.float32)
-    dtypes = trace(program, make_inputs(program.inputs, grad=False))["dtypes"]
-    torch.set_default_dtype(torch.float64)
-    rng = random.Random(program.seed)
+    rng, dtypes = random.Random(program.seed), own(program).dtypes
     exact = wide_run(program)
     noisy = [wide_run(program, Noise(rng, dtypes)) for _ in range(count)]
     if not any(name in line.text for line in program.lines for name in OTHERWISE):
@@ -57,13 +75,11 @@ def wide_run(program: Program, noise: Noise | None = None, otherwise: bool = Fal
             made[spec.name] = x
     given = list(made.values())
     with torch.set_grad_enabled(program.grad):
-        space = trace(program, given, wide=True, noise=noise, otherwise=otherwise)
+        space = trace(program, given, wide=True, noise=noise, otherwise=otherwise, fresh=own(program).fresh)
     return ran([space[name] for name in program.outputs], given)
 
 
 def coarsest(program: Program) -> float:
     """The rounding of the least precise dtype in the program: gradients may be sums in it, of which noise knows nothing."""
-    with torch.no_grad():
-        dtypes = trace(program, make_inputs(program.inputs, grad=False))["dtypes"].values()
-    found = [*dtypes, *(getattr(torch, i.dtype) for i in program.inputs)]
+    found = [*own(program).dtypes.values(), *(getattr(torch, i.dtype) for i in program.inputs)]
     return max(FLOATS.get(dtype, 0.0) for dtype in found)
