@@ -7,7 +7,8 @@ with tensors; the calls themselves are torch's, in the order of the graph:
     c = higher_order.cond(p, f, g, (s,))           torch calls f or g, both compiled
     y = c[0] * 2; z = exp(x)                       piece 1, compiled
 
-A function is compiled once however often it is called.
+A function is compiled once however often it is called.  What torch passes to functions and returns may lie otherwise in memory
+than its fake tensors; it is copied then, see ``layouts.py``.
 """
 
 import operator
@@ -19,6 +20,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from lowc.frontend.layouts import as_traced
 from lowc.frontend.wrapped import WRAPPERS
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
@@ -158,10 +160,14 @@ def _call(
     target: Any = node.target
     known: dict[fx.Node, Any] = {}
     for each in node.all_input_nodes:
-        if each.op == "get_attr" and isinstance(inner := _attribute(gm, each), fx.GraphModule):
-            known[each] = function(inner) if target.name() in CALLED_WITH_TENSORS else inner
-    takes = [each for each in node.all_input_nodes if each not in known]
+        # A function, or a constant of another kind: how the arguments of a function that writes to them nest.
+        if each.op == "get_attr" and not isinstance(held := _attribute(gm, each), torch.Tensor):
+            called = isinstance(held, fx.GraphModule) and target.name() in CALLED_WITH_TENSORS
+            known[each] = function(held) if called else held
+    sizes = [each for each in gm.graph.find_nodes(op="placeholder") if isinstance(each.meta.get("val"), torch.SymInt)]
+    takes = list(dict.fromkeys([*(each for each in node.all_input_nodes if each not in known), *sizes]))
     gives = [each for each in nodes if any(user not in nodes for user in each.users)]
+    arrange = as_traced(gives, sizes)
 
     def run(args: list[Any]) -> Sequence[Any]:
         values: dict[Any, Any] = {**known, **dict(zip(takes, args, strict=True))}
@@ -171,7 +177,7 @@ def _call(
         for pick in picks:
             made, number = pick.args
             values[pick] = values[made][number]
-        return [values[each] for each in gives]
+        return arrange([values[each] for each in gives], [values[each] for each in sizes])
 
     return run, tuple(n.name for n in takes), tuple(n.name for n in gives)
 
@@ -179,9 +185,10 @@ def _call(
 def _unboxed(gm: fx.GraphModule, compiled: Compiled) -> Callable[..., Any]:
     """``compiled`` called as ``gm`` is: with one argument for each input, and with one result where ``gm`` has no tuple."""
     several = isinstance(gm.graph.output_node().args[0], tuple | list)
+    arrange = as_traced(gm.graph.find_nodes(op="placeholder"))
 
     def call(*args: Any) -> Any:
-        results = compiled(list(args))
+        results = compiled(arrange(args, ()))
         return tuple(results) if several else results[0]
 
     return call

@@ -562,9 +562,10 @@ def _atom_range(atom: Atom) -> tuple[int | None, int | None]:
     if isinstance(atom, FloorDiv):
         low, high = lower_bound(atom.num), upper_bound(atom.num)
         least = lower_bound(atom.den)
-        if least is None or least < 1:
+        if least is None or least < 0:
             return None, None
-        most = upper_bound(atom.den)
+        least = max(least, 1)  # a division by 0 is by 1, see _at_least_one
+        most = None if (most := upper_bound(atom.den)) is None else max(most, 1)
         lowest = None if low is None else low // least if low < 0 else low // most if most else 0
         highest = None if high is None else high // least if high >= 0 else high // most if most else -1
         return lowest, highest

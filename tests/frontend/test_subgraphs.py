@@ -86,6 +86,27 @@ def test_gradients(fn: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixt
     assert "run by torch" not in caplog.text
 
 
+def columns(x: Tensor) -> tuple[Tensor, Tensor]:
+    return scan(lambda carry, col: (carry * 0.5 + col.sum(), col.cos() * carry), x.sum(), x, dim=1)
+
+
+def backwards(x: Tensor) -> Tensor:
+    return scan(lambda carry, row: (carry * 0.5 + row.sin(), carry * row), x[0] * 0, x, reverse=True)[1].t() * 2
+
+
+@pytest.mark.parametrize("fn", [columns, backwards], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_what_torch_passes_on_has_other_strides_than_its_fake_tensors(fn: Callable[[Tensor], Any], dynamic: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=lowc_backend, fullgraph=True, dynamic=dynamic)
+    for rows in (4, 5) if dynamic else (4,):
+        x = torch.rand(rows, 3, requires_grad=True)
+        results = [f(x) for f in (compiled, fn)]
+        torch.testing.assert_close(*results)
+        sums = [sum(r.square().sum() for r in (result if isinstance(result, tuple) else (result,))) for result in results]
+        torch.testing.assert_close(*(torch.autograd.grad(total, x) for total in sums))
+
+
 def test_a_region_is_compiled_once(recorder: Any) -> None:
     x = torch.randn(4, 4)
     torch.testing.assert_close(torch.compile(regions, backend=recorder, fullgraph=True)(x), regions(x))
@@ -108,6 +129,23 @@ def test_what_a_branch_does_not_see_is_written_and_returned(recorder: Any) -> No
         others = tuple(a.clone() for a in args)
         torch.testing.assert_close(compiled(*args), f(*others))
         torch.testing.assert_close(args, others)
+
+
+@mark_compile_region
+def writing(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x * 2
+
+
+def test_a_region_writes_to_a_window_of_an_input() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return writing(x[:, 1:]), writing(x[:, :-1]), x
+
+    torch._dynamo.reset()
+    x = torch.rand(4, 3)
+    y = x.clone()
+    torch.testing.assert_close(torch.compile(f, backend=lowc_backend, fullgraph=True)(x), f(y))
+    torch.testing.assert_close(x, y)
 
 
 def test_values_are_freed_after_their_last_use() -> None:

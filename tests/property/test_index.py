@@ -338,6 +338,13 @@ def test_division_by_nothing_does_not_trap() -> None:
     assert evaluate(index, {"s": 2, "d": 5}) == 2 + 3
 
 
+def test_bounds_of_a_quotient_by_what_may_be_nothing() -> None:
+    s, t = ix(Symbol("s", 0, 9)), ix(Symbol("t", 0, 7))
+    quotient = floordiv(s, floordiv(t, ix(4)))
+    values = [evaluate(quotient, {"s": a, "t": b}) for a in range(10) for b in range(8)]
+    assert (lower_bound(quotient), upper_bound(quotient)) == (min(values), max(values)) == (0, 9)
+
+
 def test_evaluate_takes_arrays() -> None:
     index = floordiv(ix(D) + I3, ix(S)) - minimum(ix(D), ix(T)) * 2 + maximum(ix(I3), ix(1))
     env = {"d": np.array([-3, 0, 7]), "i": np.array([0, 1, 2]), "s": 2, "t": 3}
