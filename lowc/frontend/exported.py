@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.exc import UserError
 from torch.export.graph_signature import (
     ConstantArgument,
     InputKind,
@@ -82,7 +83,7 @@ def export(
             return torch.export.export(module, tuple(inputs), dict(named or {}), dynamic_shapes=shapes, strict=False)
     except Exception as error:
         what = f"torch.export cannot export it: {_first_line(error)}"
-        if isinstance(error, torch._dynamo.exc.UserError):  # whose next lines say which size, and what to write for it
+        if isinstance(error, UserError):  # whose next lines say which size, and what to write for it
             what += "".join(f"\n  {line.strip()}" for line in str(error).strip().splitlines()[1:6] if line.strip())
         raise LowcError(what, hint="the model must be one graph of torch's") from error
 
