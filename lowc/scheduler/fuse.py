@@ -14,7 +14,7 @@ Precondition: a kernel's params are the module's own buffers.  Does not remove s
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowc.ir.index import Axis, Index, Symbol, constant, ix
+from lowc.ir.index import Axis, Index, Symbol, constant, depends_on, ix, split
 from lowc.ir.nodes import Acc, Buffer, Extern, For, Kernel, Launch, Let, Module, Stmt, Store, Update
 from lowc.ir.walk import Substitution, loads, names, statements, stores
 from lowc.options import Options
@@ -279,6 +279,8 @@ def _variants(a: Sequence[Stmt], b: tuple[Stmt, ...]) -> list[tuple[Sequence[Stm
             out.append((a, _split(chain_b, common, pieces, names((*a, *b)))))
         elif pieces := _pieces(rest_a[0], rest_b):
             out.append((_split(chain_a, common, pieces, names((*a, *b))), b))
+        if out and not _in_step(*out[0], common):
+            out.clear()
     out.append((a, b))
     if (permuted := _permuted(chain_a, a, chain_b, b)) is not None:
         out.append((a, permuted))
@@ -293,6 +295,26 @@ def _pieces(extent: Index, others: Sequence[Index]) -> list[Index]:
     if whole is not None and part is not None and 1 < part < whole and whole % part == 0:
         return [others[0], ix(whole // part)]
     return []
+
+
+def _in_step(a: Sequence[Stmt], b: Sequence[Stmt], at: int) -> bool:
+    """Whether the loops at ``at`` move ``a`` and ``b`` on by the same distance in some buffer of both: over rows both.  Loops
+    over rows and over columns, of which one number divides the other, would share nothing."""
+    steps_a, steps_b = _steps(a, chain(a)[at].axis), _steps(b, chain(b)[at].axis)
+    return any(not steps.isdisjoint(steps_b.get(buffer, ())) for buffer, steps in steps_a.items())
+
+
+def _steps(body: Sequence[Stmt], axis: Axis) -> dict[int, set[Index]]:
+    """By buffer, how far in memory its accesses move with ``axis``; those that do not move are left out."""
+    found: dict[int, set[Index]] = {}
+    for each in (*loads(body), *stores(body)):
+        address = ix(0)
+        for index, stride in zip(each.index, each.buffer.strides, strict=True):
+            address = address + index * stride
+        step, rest = split(address, axis)
+        if step.terms and not depends_on(rest, axis):
+            found.setdefault(id(each.buffer), set()).add(step)
+    return found
 
 
 def _prefix(extents: Sequence[Index], product: Index) -> int:

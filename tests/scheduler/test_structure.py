@@ -175,3 +175,16 @@ def test_a_transpose_goes_in_tiles_on_all_cores(monkeypatch: pytest.MonkeyPatch,
     assert len(tiles(artifact)) == 1
     parallel = [s for s in statements(kernel.body) if isinstance(s, For) and s.kind.name == "parallel"]
     assert len(parallel) == (1 if (os.cpu_count() or 1) > 1 else 0)
+
+
+def test_rows_and_columns_are_walked_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as many rows as columns: loops over pairs of rows are as many as columns, but share nothing with them."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x - x.mean(-1, keepdim=True), x.sum(0)
+
+    (artifact,) = compiled(monkeypatch, f, torch.randn(512, 256))
+    for kernel in kernels(artifact):
+        for loop in (s for s in kernel.body if isinstance(s, For)):
+            written = {s.buffer.name for s in stores([loop]) if s.buffer.space == "global"}
+            assert not {"sub", "sum"} <= written and not {"sub", "sum_1"} <= written, written
