@@ -62,11 +62,10 @@ def compile_pieces(gm: fx.GraphModule, compile_piece: Compile) -> Compiled:
             made.append((compile_piece(piece), takes, gives))
     names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
     results = gm.graph.output_node().args[0]
-    held = gm_tensors(gm)
-    return _runner(names, held, _with_last_uses(made, results), results)
+    return _runner(names, _tensors(gm), _with_last_uses(made, results), results)
 
 
-def gm_tensors(gm: fx.GraphModule) -> dict[str, torch.Tensor]:
+def _tensors(gm: fx.GraphModule) -> dict[str, torch.Tensor]:
     """The tensors that the module holds, by the name of the node that reads one."""
     values = {node.name: _attribute(gm, node) for node in gm.graph.find_nodes(op="get_attr")}
     return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
@@ -91,7 +90,7 @@ def _with_last_uses(made: list[tuple[Compiled, tuple[str, ...], tuple[str, ...]]
     map_arg(results, lambda node: used.add(node.name))
     steps: list[Step] = []
     for run, takes, gives in reversed(made):
-        steps.append(Step(run, takes, gives, tuple(name for name in dict.fromkeys(takes) if name not in used)))
+        steps.append(Step(run, takes, gives, tuple(name for name in takes if name not in used)))
         used.update(takes)
     return steps[::-1]
 
@@ -128,7 +127,7 @@ def _is_call(node: fx.Node) -> bool:
 def _piece(gm: fx.GraphModule, nodes: list[fx.Node]) -> tuple[fx.GraphModule, tuple[str, ...], tuple[str, ...]]:
     """(a graph of ``nodes``, what it takes, what it gives): every value that is used elsewhere is given."""
     inside = set(nodes)
-    taken = {a: None for a in gm.graph.find_nodes(op="placeholder") if isinstance(a.meta.get("val"), torch.SymInt)}
+    taken = dict.fromkeys(_sizes(gm))
     taken |= {a: None for node in nodes for a in node.all_input_nodes if a not in inside}
     given = [node for node in nodes if any(user not in inside for user in node.users)]
     graph = fx.Graph()
@@ -140,6 +139,11 @@ def _piece(gm: fx.GraphModule, nodes: list[fx.Node]) -> tuple[fx.GraphModule, tu
         values[node] = graph.node_copy(node, values.__getitem__)
     graph.output(tuple(values[node] for node in given))
     return fx.GraphModule(gm, graph), tuple(n.name for n in taken), tuple(n.name for n in given)
+
+
+def _sizes(gm: fx.GraphModule) -> list[fx.Node]:
+    """The inputs that are sizes, of which the types of what a piece takes and gives may be made."""
+    return [node for node in gm.graph.find_nodes(op="placeholder") if isinstance(node.meta.get("val"), torch.SymInt)]
 
 
 def _meta(gm: fx.GraphModule, node: fx.Node) -> dict[str, Any]:
@@ -164,7 +168,7 @@ def _call(
         if each.op == "get_attr" and not isinstance(held := _attribute(gm, each), torch.Tensor):
             called = isinstance(held, fx.GraphModule) and target.name() in CALLED_WITH_TENSORS
             known[each] = function(held) if called else held
-    sizes = [each for each in gm.graph.find_nodes(op="placeholder") if isinstance(each.meta.get("val"), torch.SymInt)]
+    sizes = _sizes(gm)
     takes = list(dict.fromkeys([*(each for each in node.all_input_nodes if each not in known), *sizes]))
     gives = [each for each in nodes if any(user not in nodes for user in each.users)]
     arrange = as_traced(gives, sizes)

@@ -36,14 +36,13 @@ LIGHT = 16  # operations of a turn, over all lanes
 
 def light(loop: For) -> bool:
     """Whether a turn of ``loop`` is little but a load or two."""
-    loads, operations = 0, 0
-    for stmt in statements(loop.body):
-        if isinstance(stmt, If):
-            return False
-        lanes = max([s.kind.width for s in statements(loop.body) if isinstance(s, For) and s.kind.name == "vector"], default=1)
-        for part in (p for e in exprs(stmt) for p in parts(e)):
-            loads += isinstance(part, Load)
-            operations += lanes * isinstance(part, Op)
+    inside = statements(loop.body)
+    if any(isinstance(s, If) for s in inside):
+        return False
+    lanes = max([s.kind.width for s in inside if isinstance(s, For) and s.kind.name == "vector"], default=1)
+    computed = [p for s in inside for e in exprs(s) for p in parts(e)]
+    loads = sum(isinstance(p, Load) for p in computed)
+    operations = lanes * sum(isinstance(p, Op) for p in computed)
     return 0 < loads <= 2 and operations <= LIGHT
 
 
