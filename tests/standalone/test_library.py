@@ -214,7 +214,21 @@ def large(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x @ w, -1)
 
 
-THREADS = """
+TOGETHER = """
+callers = [threading.Thread(target=lambda: [call() for _ in range(50)]) for _ in range(4)]
+for caller in callers:
+    caller.start()
+for caller in callers:
+    caller.join()
+child = os.fork()
+if not child:
+    call()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+THREADS = (
+    """
 import ctypes, os, sys, threading
 import numpy as np
 sys.path.insert(0, sys.argv[2])
@@ -231,21 +245,15 @@ def call():
 for _ in range(50):
     call()
 print(len(os.listdir("/proc/self/task")))
-callers = [threading.Thread(target=lambda: [call() for _ in range(50)]) for _ in range(4)]
-for caller in callers:
-    caller.start()
-for caller in callers:
-    caller.join()
-child = os.fork()
-if not child:
-    call()
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-call()
 """
+    + TOGETHER
+    + """call()
+"""
+)
 
 
-PYTHON = """
+PYTHON = (
+    """
 import os, threading
 import numpy as np
 import lowc
@@ -258,21 +266,14 @@ def call():
 
 call()
 print(len(os.listdir("/proc/self/task")))
-callers = [threading.Thread(target=lambda: [call() for _ in range(20)]) for _ in range(4)]
-for caller in callers:
-    caller.start()
-for caller in callers:
-    caller.join()
-child = os.fork()
-if not child:
-    call()
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-again = lowc.load("m.lowc")
+"""
+    + TOGETHER
+    + """again = lowc.load("m.lowc")
 call()
 assert "gomp" not in open("/proc/self/maps").read()
 print(len(os.listdir("/proc/self/task")))
 """
+)
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "5"])
