@@ -12,7 +12,7 @@ from lowc.ir import arithmetic
 from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of
 from lowc.ir.index import Index, Symbol, atoms, constant
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
-from lowc.lowering.builder import Builder
+from lowc.lowering.builder import Builder, Library
 from lowc.lowering.table import COPYING, SIZES, TABLE
 from lowc.lowering.values import Value, contiguous_strides, whole
 from lowc.options import Options
@@ -21,20 +21,30 @@ Env = dict[str, tuple[Any, ...]]
 
 
 def lower(
-    graph: Graph, options: Options | None = None, forbid: frozenset[str] = frozenset(), *, alone: bool = False
+    graph: Graph,
+    options: Options | None = None,
+    forbid: frozenset[str] = frozenset(),
+    *,
+    alone: bool = False,
+    library: Library | None = None,
 ) -> Module:
     """The module at level LOOPS that computes ``graph``: one kernel for each op, or an extern call with the reason.
 
     The nodes named in ``forbid`` become extern calls whatever they are.  ``alone``: what has a loop nest that is slower than
-    ATen has it nevertheless; there will be no ATen.
+    ATen has it nevertheless; there will be no ATen.  ``library``: on a GPU, why a matrix product is ATen's (``Builder``); all are if
+    nothing is given.
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
     one that returns a window of an input at a place that only a call tells.
     """
     taken = [i.name for i in graph.inputs] + [s.name for s in graph.symbols]
     gpu = not device_of(graph).startswith("cpu")
-    own_matmul = alone or (options is not None and options.matmul == "own" and not gpu)
-    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, own_matmul=own_matmul, alone=alone)
+    if alone or (not gpu and options is not None and options.matmul == "own"):
+        library = None
+    elif not gpu or library is None:
+        reason = "on a GPU" if gpu else "lowc's own with option matmul='own'"
+        library = lambda dtype, x, y: reason  # noqa: E731
+    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, library=library, alone=alone)
     builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
     builder.used |= {(r.name, r.number) for r in _refs(graph.outputs)}
     metas = [i.meta for i in graph.inputs]

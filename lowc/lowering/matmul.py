@@ -69,10 +69,10 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
 
     The other dimensions of ``out`` are those that both have in front, then x's own, then y's own.
     """
-    if not b.own_matmul:
-        raise NotLowered("a library's, on a GPU" if b.atomic else "a library's (lowc's own with option matmul='own')")
     if x.dtype != y.dtype or x.dtype.kind != "f" or out.dtype.kind != "f":
         raise NotLowered(f"a matrix product of {x.dtype} and {y.dtype}")
+    if why := b.library(x.dtype, x.shape, y.shape):
+        raise NotLowered(f"a library's ({why})")
     total = accumulate_dtype(x.dtype)
     batch = len(x.shape) - 2 if len(y.shape) > 2 else 0
     own = len(x.shape) - 1

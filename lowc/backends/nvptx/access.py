@@ -319,18 +319,23 @@ def _store_one(t: Thread, buffer: Buffer, place: Index, n: int, value: Val) -> N
 
 
 def _store_wide(t: Thread, buffer: Buffer, place: Index, first: int, values: list[Val]) -> None:
-    element, texts = memory_type(buffer.dtype), [_to_memory(t, v) for v in values]
-    align = len(values) * buffer.dtype.bytes
-    if buffer.dtype.bits == 16:
+    store_together(t, f"{POINTER[t.memory[buffer.name].space]} {address(t, buffer, place, first)}", values)
+
+
+def store_together(t: Thread, pointer: str, values: list[Val]) -> None:
+    """Neighbours in memory by one store to ``pointer`` (with its type)."""
+    dtype = values[0].dtype
+    element, texts = memory_type(dtype), [_to_memory(t, v) for v in values]
+    align = len(values) * dtype.bytes
+    if dtype.bits == 16:
         element, texts = "i32", [_word(t, x, y) for x, y in zip(texts[::2], texts[1::2], strict=True)]
-    kind = POINTER[t.memory[buffer.name].space]
     if len(texts) == 1:
-        t.b.line(f"store {element} {texts[0]}, {kind} {address(t, buffer, place, first)}, align {align}")
+        t.b.line(f"store {element} {texts[0]}, {pointer}, align {align}")
         return
     type_, out = f"<{len(texts)} x {element}>", "poison"
     for n, x in enumerate(texts):
         out = t.b.pure(f"insertelement {type_} {out}, {element} {x}, i32 {n}")
-    t.b.line(f"store {type_} {out}, {kind} {address(t, buffer, place, first)}, align {align}")
+    t.b.line(f"store {type_} {out}, {pointer}, align {align}")
 
 
 def _word(t: Thread, low: str, high: str) -> str:

@@ -53,6 +53,7 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.ops import FIRST_INDEX, identity
+from lowc.ir.tiles import pipelines
 from lowc.ir.types import DType, i64
 from lowc.ir.walk import statements
 
@@ -67,7 +68,8 @@ class Emitter:
     """Emits the statements of one kernel.
 
     ``shared``: bytes of dynamic shared memory taken so far; ``dynamic``: whether shared allocs go there.  ``loops``: how many
-    loops (in the code) are around.  ``covered``: ids of the thread loops that all threads take part in here.
+    loops (in the code) are around.  ``covered``: ids of the thread loops that all threads take part in here.  ``pipeline``: emits a
+    pipelined loop.
     """
 
     def __init__(self, thread: Thread, kernel: Kernel, plan: Plan, prefix: str) -> None:
@@ -81,7 +83,9 @@ class Emitter:
         self.covered: set[int] = set()
         self.local = 0
         self.shared = 0
-        allocs = [s.buffer for s in statements(kernel.body) if isinstance(s, Alloc)]
+        self.pipeline: Callable[[For], None] | None = None
+        tiles = {id(s) for loop in pipelines(kernel.body) for s in loop.body}
+        allocs = [s.buffer for s in statements(kernel.body) if isinstance(s, Alloc) and id(s) not in tiles]
         total = sum(-(-_size(b) * b.dtype.bytes // 16) * 16 for b in allocs if b.space == "shared")
         self.dynamic = total > STATIC_SHARED
 
@@ -122,9 +126,13 @@ class Emitter:
         elif isinstance(stmt, Alloc):
             self.alloc(stmt)
         elif isinstance(stmt, Barrier):
-            barrier(self.b)
+            barrier(self.t)
         elif isinstance(stmt, For) and stmt.kind.name == "thread":
             self.thread_loop(stmt)
+        elif isinstance(stmt, For) and stmt.kind.name == "pipeline":
+            if self.pipeline is None:
+                raise CodegenError(f"a pipeline over {stmt.axis} without a ring")
+            self.pipeline(stmt)
         elif id(stmt) in self.plan.collective:
             self.walk(stmt)
         elif isinstance(stmt, Store):
@@ -291,7 +299,7 @@ class Emitter:
         buffer, globals_ = stmt.buffer, self.b.module.globals
         size = max(1, _size(buffer))
         if self.dynamic:
-            globals_[DYNAMIC] = f"{DYNAMIC} = external addrspace(3) global [0 x i8], align 16"
+            globals_.setdefault(DYNAMIC, f"{DYNAMIC} = external addrspace(3) global [0 x i8], align 16")
             pointer = self.b.pure(f"getelementptr i8, ptr addrspace(3) {DYNAMIC}, i32 {self.shared}")
             self.shared += -(-size * buffer.dtype.bytes // 16) * 16
         else:
@@ -314,7 +322,7 @@ class Emitter:
         start = const(identity(stmt.reducer, dtype), dtype)
         text = ("1" if start.text == "true" else "0") if dtype.kind == "b" else start.text
         if self.loops:
-            barrier(self.b)
+            barrier(self.t)
 
         def each(index: str, _: list[str]) -> Sequence[str]:
             place = self.b.op(f"getelementptr {memory(dtype)}, ptr addrspace(3) {pointer}, i32 {index}")
@@ -322,7 +330,7 @@ class Emitter:
             return ()
 
         self.b.loop(linear(self.t), str(size), prod(self.t.threads.values()), [], each, False, "i32")
-        barrier(self.b)
+        barrier(self.t)
 
     # ------------------------------------------------------------ control
 
@@ -512,6 +520,11 @@ class Emitter:
     def eval(self, root: Expr) -> Vals:
         """The value of ``root`` here."""
         return evaluate_in_order(root, self.memo, self.evaluate)
+
+    def fresh(self, root: Expr) -> Vals:
+        """The value of ``root`` here, where nothing of a statement before is known."""
+        self.memo.clear()
+        return self.eval(root)
 
     def evaluate(self, expr: Expr) -> Vals:
         """``expr``, whose parts are in the memo."""

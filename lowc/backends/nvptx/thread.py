@@ -78,7 +78,7 @@ class Thread:
 
     ``open``: the dimensions whose thread loops are around.  ``active``: a condition under which the thread takes part ("":
     always): it walks along, but writes nothing.  ``aligned``: params that are accessed 16 bytes at a time.  ``blocks``: axes that
-    number blocks.
+    number blocks.  ``beside``: threads of the block that are none of the kernel's.
     """
 
     b: Builder
@@ -93,6 +93,7 @@ class Thread:
     written: frozenset[str] = frozenset()
     aligned: set[str] = field(default_factory=set[str])
     blocks: frozenset[str] = frozenset()
+    beside: int = 0
     lanes: Lanes | None = None
     open: frozenset[str] = frozenset()
     active: str = ""
