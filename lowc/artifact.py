@@ -40,7 +40,7 @@ def runs(module: "Module", apart: bool = False) -> "list[tuple[int, ...] | Exter
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """What the engine that copies boxes of a tensor needs to know of one (the driver writes it into 128 bytes, which are a param).
+    """What the engine that copies boxes of a tensor needs to know of one; the driver writes it into 128 bytes, which are a param.
 
     ``param``: position of the buffer.  ``dtype``: of its elements, "bf16" or "f16".  ``offset`` in bytes; ``sizes`` in elements,
     innermost first; ``strides`` in bytes, of the dimensions but the first, whose elements are neighbours; ``box``: elements along
@@ -95,8 +95,8 @@ class Record(IntEnum):
     event, stream.  ``OFFSET``: slot to fill, slot of an address, bytes to add.  ``MAP``: blocks, slot of an address, first of the
     sixteen slots to fill, addresses of ``MAP_VALUES`` values and of a ``MAP_FORM``; nothing is done where there are no blocks.
 
-    "blocks", "number of bytes", "bytes to add" and the values of a map are numbers, or the inverted (``~``) number of a slot.  "stream" is a slot, or
-    -1 for the stream of the call.
+    "blocks", "number of bytes", "bytes to add" and the values of a map are numbers, or the inverted (``~``) number of a slot.
+    "stream" is a slot, or -1 for the stream of the call.
     """
 
     LAUNCH = 1

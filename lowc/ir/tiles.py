@@ -71,7 +71,7 @@ class Box:
     """What the copying engine needs to know of a Fill whose value is a load: dimensions, innermost first.
 
     ``offset`` in elements; ``sizes``: elements outside are 0; ``strides`` in elements, the first is 1; ``box``: how many along
-    each are copied at a time, from ``starts`` on, which may depend on loops around and on those of ``Fill.loops`` but the last two.
+    each are copied at a time, from ``starts`` on, which may depend on loops around and on all of ``Fill.loops`` but two.
     """
 
     buffer: Buffer

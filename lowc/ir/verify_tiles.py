@@ -1,8 +1,8 @@
 """The rules for pipelines and instructions in a kernel for a GPU (docs/design.md 6): where they stand and what they are.
 
-A pipeline is at block level, in no thread loop; there is one in a kernel.  Its body is what ``tiles.pipeline`` knows: tiles, a fill
-of each, a product of two of them.  Fills and products stand nowhere else, and nobody else touches a tile: threads and the engine
-that copies wait for one another there only.
+A pipeline is at block level, in no thread loop; there is one in a kernel.  Its body is what ``tiles.pipeline`` knows: tiles, a
+fill of each, a product of two of them.  Fills and products stand nowhere else, and nobody else touches a tile: threads and the
+engine that copies wait for one another there only.
 """
 
 from lowc.ir.nodes import Alloc, For, Kernel, Load, Stmt, Store

@@ -31,8 +31,8 @@ def lower(
     """The module at level LOOPS that computes ``graph``: one kernel for each op, or an extern call with the reason.
 
     The nodes named in ``forbid`` become extern calls whatever they are.  ``alone``: what has a loop nest that is slower than
-    ATen has it nevertheless; there will be no ATen.  ``library``: on a GPU, why a matrix product is ATen's (``Builder``); all are if
-    nothing is given.
+    ATen has it nevertheless; there will be no ATen.  ``library``: on a GPU, why a matrix product is ATen's (``Builder``); all are
+    if nothing is given.
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
     one that returns a window of an input at a place that only a call tells.

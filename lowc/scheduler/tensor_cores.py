@@ -21,7 +21,19 @@ from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
 from lowc.ir import tiles
-from lowc.ir.index import Axis, Index, Opaque, constant, depends_on, floordiv, ix, lower_bound, minimum, mod, multiple_of
+from lowc.ir.index import (
+    Axis,
+    Index,
+    Opaque,
+    constant,
+    depends_on,
+    floordiv,
+    ix,
+    lower_bound,
+    minimum,
+    mod,
+    multiple_of,
+)
 from lowc.ir.nodes import Alloc, Buffer, Expr, For, FromIndex, If, Kind, Let, Load, Op, Stmt, Store, Var
 from lowc.ir.types import bool_, f32, i64
 from lowc.ir.walk import Substitution, both, statements, with_mask, zero_outside
@@ -81,7 +93,7 @@ class _Tiler:
         self.high, self.wide = step.tile
         self.threads = self.high * tiles.GROUP // tiles.GROUP_ROWS
         self.lets: list[Let] = []
-        self.at: dict[Axis, Index] = {}
+        self.at: dict[Atom, Index] = {}
         self.inside: Expr | None = None
 
     def axis(self, name: str, extent: int | Index) -> Axis:

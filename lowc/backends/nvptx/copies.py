@@ -1,6 +1,6 @@
 """Filling tiles in shared memory as tensor cores want them: by the engine that copies boxes, or by threads.
 
-Tensor cores read tiles whose 16-byte pieces are swizzled: piece ``p`` of row ``r`` (of 128 bytes) lies where piece ``p ^ r % 8`` would.
+Tensor cores read tiles whose 16-byte pieces are swizzled: piece ``p`` of row ``r`` (of 128 bytes) lies where ``p ^ r % 8`` would.
 """
 
 from collections.abc import Callable, Sequence

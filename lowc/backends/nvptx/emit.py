@@ -68,8 +68,8 @@ class Emitter:
     """Emits the statements of one kernel.
 
     ``shared``: bytes of dynamic shared memory taken so far; ``dynamic``: whether shared allocs go there.  ``loops``: how many
-    loops (in the code) are around.  ``covered``: ids of the thread loops that all threads take part in here.  ``pipeline``: emits a
-    pipelined loop.
+    loops (in the code) are around.  ``covered``: ids of the thread loops that all threads take part in here.  ``pipeline``: emits
+    a pipelined loop.
     """
 
     def __init__(self, thread: Thread, kernel: Kernel, plan: Plan, prefix: str) -> None:

@@ -1,15 +1,15 @@
 """``wgmma``: 128 threads multiply 64 rows by up to 256 columns, 16 deep, from tiles in shared memory into registers.
 
-A descriptor says where a tile is and how it lies.  Along the depth: rows of 128 bytes, eight of which are a unit of the swizzle; 16
-elements further are 32 bytes.  Along rows: 64 rows side by side, each step of the depth 128 bytes; then the next 64 rows.
+A descriptor says where a tile is and how it lies.  Along the depth: rows of 128 bytes, eight of which are a unit of the swizzle;
+16 elements further are 32 bytes.  Along rows: 64 rows side by side, each step of the depth 128 bytes; then the next 64 rows.
 
 One piece of assembly multiplies all of a stage.  Its sums are the same registers going in and coming out, so that nothing is
 moved between, and it waits until all but its own instructions are done, not for those.
 """
 
+from lowc.backends.llvm.values import Val
 from lowc.backends.nvptx.combine import shuffled
 from lowc.backends.nvptx.thread import Thread
-from lowc.backends.llvm.values import Val
 from lowc.ir.nodes import Buffer
 from lowc.ir.tiles import SPAN, TileProduct
 from lowc.ir.types import i32

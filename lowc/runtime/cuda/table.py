@@ -36,7 +36,8 @@ MAIN = -1  # the stream of the call
 class Plan:
     """``extras``: index: its slot.  ``needs``: by symbol of a native call, the extras that it uses.  ``places``: placed temp: its
     slot.  ``branches``: by symbol; the slots of their events and streams start at ``lanes``: the event of the main stream, then
-    stream, event of each of ``sides`` others.  ``scratch``: first slot of the list of params.  ``maps``: first slot of tensor maps.  ``total``: slots in all.
+    stream, event of each of ``sides`` others.  ``scratch``: first slot of the list of params, ``maps``: of tensor maps.
+    ``total``: slots in all.
     """
 
     extras: Mapping[Index, int]
