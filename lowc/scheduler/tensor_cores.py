@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from lowc.errors import ScheduleError
 from lowc.ir import tiles
 from lowc.ir.index import (
+    Atom,
     Axis,
     Index,
     Opaque,
