@@ -203,7 +203,7 @@ def trace(
                 held[name] = space[name]
                 space[name] = _apart(space[name])
         text = widened(line.text) if wide else line.text
-        if noise is not None and line.noise != "move" and not line.writes:
+        if noise is not None and line.noise != "move" and not line.writes and number in fresh:
             text = _with_rounded_gradients(text, line.uses, space, held, noise, dtype)
         with noise.kept(dtype) if noise is not None and line.noise in ("round", "sum") else nullcontext():
             exec(text, space)
