@@ -38,7 +38,16 @@ from lowc.ir.ops import REDUCERS
 from lowc.ir.types import DType, bool_, i64
 from lowc.ir.walk import children
 from lowc.lowering.scalars import bitcast, cast, const, index_value, op
-from lowc.lowering.values import Coords, Value, check_loadable, contiguous_strides, is_one, loop_order, whole
+from lowc.lowering.values import (
+    Coords,
+    Value,
+    check_loadable,
+    contiguous_strides,
+    is_one,
+    loop_order,
+    overlaps,
+    whole,
+)
 
 Operand = Value | Index | bool | int | float
 _RESERVED = re.compile(r"[ijkv]\d+$")
@@ -138,9 +147,8 @@ class Builder:
     def temp(self, dtype: DType, shape: Coords, strides: Coords | None = None, name: str = "") -> Value:
         """A new temp, contiguous unless ``strides`` are given."""
         steps = contiguous_strides(shape) if strides is None else strides
-        for extent, stride in zip(shape, steps, strict=True):
-            if constant(stride) == 0 and not is_one(extent) and constant(extent) != 0:
-                raise NotLowered("the result overlaps itself")
+        if strides is not None and overlaps(shape, strides):
+            raise NotLowered("the result overlaps itself")
         buffer = Buffer(self.fresh(name or self.stem), dtype, shape, steps)
         self.temps.append(buffer)
         return whole(buffer)

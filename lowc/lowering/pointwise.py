@@ -274,16 +274,16 @@ def mul(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
 
 
 def fmax(x: Expr, y: Expr) -> Expr:
-    """The other operand where one is NaN."""
+    """The other operand where one is NaN, the first of two equal zeros."""
     if x.dtype.kind != "f":
         return op("max", x, y)
-    return select(is_nan(y), x, select(is_nan(x), y, op("max", x, y)))
+    return select(op("or", is_nan(y), op("ge", x, y)), x, y)
 
 
 def fmin(x: Expr, y: Expr) -> Expr:
     if x.dtype.kind != "f":
         return op("min", x, y)
-    return select(is_nan(y), x, select(is_nan(x), y, op("min", x, y)))
+    return select(op("or", is_nan(y), op("le", x, y)), x, y)
 
 
 def shift(name: str) -> Lowering:

@@ -1,22 +1,23 @@
-"""Places in short sorted sequences: bucketize and searchsorted, which count the elements in front."""
+"""Places in sorted sequences: bucketize and searchsorted, by the steps of ATen's own binary search.
+
+The steps are the same for the sake of sequences that are not sorted, and one with NaN inside is not: the place is where they end.
+"""
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import constant
+from lowc.ir.index import Index, constant
 from lowc.ir.nodes import Expr
 from lowc.ir.types import i64
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.promotion import common_dtype
-from lowc.lowering.scalars import cast, op, widen
-from lowc.lowering.values import Coords, Value, loop_order
-
-LONG = 64  # elements from which ATen's binary search is better
+from lowc.lowering.scalars import cast, const, op, select, widen
+from lowc.lowering.values import Value
 
 
 def bucketize(
     b: Builder, out: TensorMeta, self: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False
 ) -> Value:
-    return _counted(b, out, self, boundaries, right)
+    return _found(b, out, self, boundaries, right)
 
 
 def searchsorted(
@@ -30,26 +31,34 @@ def searchsorted(
     side: str | None = None,
     sorter: Value | None = None,
 ) -> Value:
-    if sorter is not None:
-        raise NotLowered("a search in what a permutation sorts")
-    return _counted(b, out, self, sorted_sequence, right or side == "right")
+    return _found(b, out, self, sorted_sequence, right or side == "right", sorter)
 
 
-def _counted(b: Builder, out: TensorMeta, self: Operand, sequence: Value, right: bool) -> Value:
-    """How many elements of a row are not above (or with ``right`` not greater than) the one looked for; all for a NaN."""
+def _found(b: Builder, out: TensorMeta, self: Operand, sequence: Value, right: bool, sorter: Value | None = None) -> Value:
+    """The first place whose element is not below the one looked for (with ``right`` above it); the end for a NaN."""
     length = constant(sequence.shape[-1])
-    if length is None or length > LONG:
-        raise NotLowered("a search in a long sequence")
+    if length is None:
+        raise NotLowered("a search in a sequence of symbolic length")
     dtype = common_dtype((self, sequence))
     rows = len(sequence.shape) > 1
-    target = b.result(out)
-    with b.kernel(), b.loops(out.shape, loop_order(out.shape, out.strides)) as found:
-        c: Coords = tuple(found)
+
+    def at(value: Value, c: tuple[Index, ...], place: Expr, within: Expr) -> Expr:
+        where, mask = b.checked(place, value.shape[-1], within)
+        return b.load(value, (*c[:-1], where) if rows else (where,), mask)
+
+    def element(c: tuple[Index, ...]) -> Expr:
         wanted = b.let(widen(b.read(self, c, dtype)))
-        acc = b.acc("add", i64)
-        with b.loop(length, "k") as k:
-            other: Expr = widen(cast(b.load(sequence, (*c[:-1], k) if rows else (k,)), dtype))
-            beyond = op("gt" if right else "ge", other, wanted)
-            b.update(acc, "add", cast(op("not", beyond), i64))
-        b.store(target, c, acc[0])
-    return target
+        first, end = const(0, i64), const(length, i64)
+        for _ in range(length.bit_length()):
+            within = b.let(op("lt", first, end))
+            middle = b.let(op("add", first, op("shr", op("sub", end, first), const(1, i64))))
+            place = middle if sorter is None else cast(at(sorter, c, middle, within), i64)
+            other = widen(cast(at(sequence, c, place, within), dtype))
+            beyond = b.let(op("gt" if right else "ge", other, wanted))
+            first, end = (
+                b.let(select(op("and", within, op("not", beyond)), op("add", middle, const(1, i64)), first)),
+                b.let(select(op("and", within, beyond), middle, end)),
+            )
+        return first
+
+    return b.map(out, element)

@@ -78,6 +78,20 @@ def _inside(a: int, b: int, shape: Coords, strides: Coords) -> bool:
     return prove_nonneg(strides[b] - strides[a] - 1)
 
 
+def overlaps(shape: Coords, strides: Coords) -> bool:
+    """Whether two elements certainly share memory: a step of one dimension is no longer than what lies inside of it."""
+    if any(constant(extent) == 0 for extent in shape):
+        return False
+    several = [dim for dim, extent in enumerate(shape) if not is_one(extent)]
+    shape, strides = tuple(shape[dim] for dim in several), tuple(strides[dim] for dim in several)
+    reach = ZERO
+    for dim in reversed(loop_order(shape, strides)):
+        if constant(strides[dim]) == 0 or (prove_nonneg(shape[dim] - 2) and prove_nonneg(reach - strides[dim])):
+            return True
+        reach = reach + (shape[dim] - 1) * strides[dim]
+    return False
+
+
 def channels_last(shape: Coords) -> Coords:
     """Strides of the memory formats channels_last and channels_last_3d: dimension 1 is innermost."""
     order = [0, *range(2, len(shape)), 1]

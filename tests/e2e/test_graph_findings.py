@@ -263,3 +263,20 @@ def test_the_norm_over_a_last_dimension_of_one(order: float, keepdim: bool) -> N
     x = torch.randn(3, 1)
     for a, b in zip(compiled(f)(x), f(x), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_part_of_what_overlaps_itself_is_replaced(dynamic: bool) -> None:
+    """Windows of ``unfold``: the copy that eager makes of them overlaps itself as they do."""
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        windows = x.unfold(0, 4, 1)
+        part = torch.slice_scatter(windows, y[None], 0, 1, 2)
+        return torch.diagonal_scatter(windows, y), torch.select_scatter(windows, y, 0, 1), part
+
+    ours = compiled(f, dynamic)
+    for n in (7, 9):
+        x, y = torch.randn(n), torch.randn(4)
+        for a, b in zip(ours(x, y), f(x, y), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+            assert a.stride() == b.stride()

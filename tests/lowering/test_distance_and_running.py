@@ -78,12 +78,21 @@ def test_searches() -> None:
             check(lambda x, e, r=right: aten.searchsorted.Tensor(e, x, out_int32=True, right=r), x, edges)
         rows = data((3, 5), dtype, 2, special=False).sort(1).values
         check(lambda x, e: aten.searchsorted.Tensor(e, x, side="right"), x, rows)
-    check(
-        lambda x, e: aten.bucketize.Tensor(x, e),
-        data((3,), F),
-        torch.arange(65.0),
-        extern=("aten.bucketize.Tensor",),
-    )
+    for length in (0, 1, 2, 64, 65, 100):
+        edges = torch.arange(float(length))
+        check(lambda x, e: aten.bucketize.Tensor(x, e), torch.cat((data((3,), F), edges - 0.5, edges)), edges)
+    order = torch.tensor([3, 0, 2, 1])
+    check(lambda e, x, s: aten.searchsorted.Tensor(e, x, sorter=s), torch.tensor([1.0, 9.0, 2.0, 0.5]), data((5,), F), order)
+
+
+def test_searches_in_what_is_not_sorted_or_has_nan() -> None:
+    for length in (3, 8, 37):
+        rows = data((4, length), F)
+        rows[1:] = rows[1:].sort(-1).values
+        rows[2, -2:] = torch.nan
+        for right in (False, True):
+            check(lambda e, x, r=right: aten.searchsorted.Tensor(e, x, right=r), rows, data((4, 9), F))
+            check(lambda e, x, r=right: aten.searchsorted.Tensor(e, x, right=r), rows[2].clone(), data((3, 9), F))
 
 
 PADS: dict[str, tuple[Callable[..., Any], tuple[int, ...], list[int]]] = {

@@ -41,6 +41,23 @@ KNOWN = (
     Known("native_dropout_backward", "sign of", "grad * mask * scale: a masked element has the sign of the product"),
     Known("native_dropout_backward", "strides", "torch's decomposition has the strides of the product"),
     Known("cummax cummin", "sign of", "which of two equal zeros a running extremum holds"),
+    Known(
+        "maximum minimum max.binary min.binary clamp clamp_max clamp_min scatter_reduce.amax scatter_reduce.amin",
+        "sign of",
+        "which of two equal zeros is kept: eager's vector code and its code for single elements differ (docs/limits.md)",
+    ),
+    Known("var_mean std_mean", "result 1: NaN or infinity", "the mean beside infinities is that of ``mean`` (docs/limits.md)"),
+    Known("native_layer_norm", "sign of", "(x - mean) * rstd * weight for x * scale + shift: what cancels may have another sign"),
+    Known(
+        "nn.functional.elu nn.functional.selu nn.functional.celu",
+        "result 2: NaN or infinity",
+        "the gradient at NaN is NaN, as in eager's vector code, not passed on, as in its code for single elements",
+    ),
+    Known(
+        "nn.functional.pixel_unshuffle",
+        "torch.float32[0, 9, 2, 2], not torch.float32[0, 1, 6, 6]",
+        "eager gives a batch of nothing the shape of its input; lowc the shape that the op has, as torch's fake tensors do",
+    ),
     Known("nn.functional.gelu", "NaN or infinity", "gelu(inf) is inf, as in eager for f64 and f16 (docs/limits.md)"),
     Known("logit", "NaN or infinity", "the gradient at -0.0 is 1 / -0.0; ATen's vector code drops the sign"),
     Known("prod", "NaN or infinity", "the gradient of a product of infinities: eager looks at the values to choose a formula"),
@@ -52,6 +69,7 @@ KNOWN = (
     Known("normal.in_place", "values", "AOTAutograd makes it functional: numbers are drawn for a contiguous tensor"),
     Known("kron", "tolerances", "a sum of 200 terms that cancel to a hundredth of their size"),
     Known("_chunk_cat nn.functional.pdist linalg.eig*", "exit status", "eager itself ends the process"),
+    Known("native_batch_norm _native_batch_norm_legit", "exit status -8", "eager itself divides by a count of 0"),
 )
 
 

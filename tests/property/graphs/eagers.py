@@ -33,7 +33,7 @@ def twins(program: Program) -> list[Ran]:
 
 
 def products(program: Program) -> list[Ran]:
-    """The program with each ``prod`` in other orders (``PRODUCTS``), without gradients; none if it has no ``prod``.
+    """The program with each ``prod`` in other orders (``PRODUCTS``); none if it has no ``prod``.
 
     A product some of whose factors underflow to 0, or overflow, before they meet the rest has no value of its own: 1e-40 * 1e-42
     * inf is NaN from the left, and infinite from the right.  eager's order is that of its vectors, and promised by nobody.
@@ -42,8 +42,8 @@ def products(program: Program) -> list[Ran]:
         return []
     found: list[Ran] = []
     for space in PRODUCTS:
-        given = make_inputs(program.inputs, grad=False)
-        with torch.no_grad():
+        given = make_inputs(program.inputs)
+        with torch.set_grad_enabled(program.grad):
             names = trace(program, given, otherwise=space)
         found.append(ran([names[name] for name in program.outputs], given))
     return found

@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx
-from torch._functorch.aot_autograd import aot_function
+from torch._functorch.aot_autograd import aot_function, aot_module_simplified
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowc.compiler import compile_graph
@@ -89,14 +89,17 @@ def judge(program: Program, dynamo: bool = False, knobs: Sequence[tuple[Any, str
 
 def _compiled(program: Program, call: Callable[..., Any], check: bool) -> Callable[..., Any]:
     options = parse(None, {"strict_errors": True, "check": check})
-    graph = fx.Graph()
-    graph.output(graph.call_function(call, tuple(graph.placeholder(i.name) for i in program.inputs)))
-    module = fx.GraphModule({}, graph)
-    inputs = make_inputs(program.inputs)
+    module, inputs = _module(program, call), make_inputs(program.inputs)
     with torch.set_grad_enabled(program.grad):
         return compile_module(
             module, inputs, lambda g, constants: compile_graph(g, constants, options), keep=TABLE.keys(), strict=True
         )
+
+
+def _module(program: Program, call: Callable[..., Any]) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.call_function(call, tuple(graph.placeholder(i.name) for i in program.inputs)))
+    return fx.GraphModule({}, graph)
 
 
 def _through_dynamo(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,9 +110,17 @@ def _through_dynamo(call: Callable[..., Any]) -> Callable[..., Any]:
 def _blamed(program: Program, call: Callable[..., Any], error: Exception) -> Verdict:
     """Refused if AOTAutograd, or what it makes of the program, raises without lowc as well."""
     torch._dynamo.reset()
-    plain = (aot_function(call, fw_compiler=lambda gm, _: gm), torch.compile(call, backend="aot_eager", dynamic=False))
-    for compiled in plain:
+    makers = (
+        lambda: aot_function(call, fw_compiler=_as_it_is),
+        lambda: aot_module_simplified(
+            _module(program, call), make_inputs(program.inputs), fw_compiler=_as_it_is, keep_inference_input_mutations=True
+        ),
+        lambda: torch.compile(call, backend="aot_eager", dynamic=False),
+    )
+    for make in makers:
         try:
+            with torch.set_grad_enabled(program.grad):
+                compiled = make()
             run(program, compiled)
         except Exception as other:
             return Verdict("refused", _say(other))
@@ -120,9 +131,13 @@ def _without_lowc(program: Program, call: Callable[..., Any], dynamo: bool) -> R
     torch._dynamo.reset()
     aot_eager = torch.compile(call, backend="aot_eager", dynamic=False) if dynamo else None
     try:
-        return run(program, aot_eager or aot_function(call, fw_compiler=lambda gm, _: gm))
+        return run(program, aot_eager or aot_function(call, fw_compiler=_as_it_is))
     except Exception:
         return None
+
+
+def _as_it_is(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
+    return gm
 
 
 def _say(error: Exception) -> str:
@@ -221,8 +236,8 @@ def _judged(
         noisy, otherwise = ([r.values[number] for r in runs] for runs in (wide.noisy, wide.otherwise))
         own = moved[number] if moved is not None and (gradient or b.dtype == torch.float64) else None
         c = wide.exact.values[number]
-        orders = [v for r in ordered if not gradient and c is not None and (v := r.values[number]) is not None]
-        if orders and c is not None and b.is_floating_point():
+        orders = [v for r in ordered if c is not None and (v := r.values[number]) is not None]
+        if orders and c is not None and b.is_floating_point() and not gradient:
             apart = [(v.double() - c).abs().nan_to_num(0.0, 0.0, 0.0) for v in orders]
             own = torch.stack([*apart, *([own] if own is not None else [])]).amax(0)
         wrong = excess(a, b, c, noisy, gradient, step, otherwise, own)
@@ -258,7 +273,7 @@ def _as_traced(program: Program, ours: Tensor | None) -> bool:
     write (``out=``, ``index_add_``) may have been given others than the memory that was written to."""
     found: list[tuple[torch.Size, list[int]]] = []
 
-    def look(gm: fx.GraphModule, _: Any) -> fx.GraphModule:
+    def look(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
         (output,) = gm.graph.find_nodes(op="output")
         kept = [n.meta.get("val") for n in output.args[0] if isinstance(n, fx.Node)]
         found.extend((x.shape, _steps(x)) for x in kept if isinstance(x, Tensor))

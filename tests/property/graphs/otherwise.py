@@ -16,6 +16,7 @@ themselves (vectors and single elements, CPU and GPU, float16 and float32).  low
 """
 
 import math
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -103,21 +104,39 @@ class _Instead:
         return self.functions[name] if name in self.functions else getattr(self.module, name)
 
 
+class _Prod(torch.autograd.Function):
+    """A product in another order; its gradient is ATen's formula, fed with what was made of that product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, call: Any, order: str) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.call = call
+        narrow = call(x)
+        over, kept = call.keywords.get("dim"), call.keywords.get("keepdim", False)
+        wide = (x.flatten() if over is None or x.dim() == 0 else x).to(torch.promote_types(narrow.dtype, torch.float32))
+        total = _ordered(wide, over or 0, order)
+        return (total.unsqueeze(over) if kept and over is not None and x.dim() else total).to(narrow.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            return torch.autograd.grad(ctx.call(x), x, grads[0])[0], None, None
+
+
+def _ordered(wide: Tensor, over: int, order: str) -> Tensor:
+    factors = wide.gather(over, wide.abs().argsort(over))
+    if order == "apart":
+        small = factors.abs() < 1
+        return _chained(torch.where(small, factors, 1.0), over) * _chained(torch.where(small, 1.0, factors), over)
+    return _chained(factors if order == "up" else factors.flip(over), over)
+
+
 def _prod(order: str) -> Any:
     def prod(x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-        dtype = x.dtype if dtype is None else dtype
-        if not dtype.is_floating_point:
-            return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
-        over = 0 if dim is None else dim
-        wide = (x.flatten() if dim is None or x.dim() == 0 else x).to(torch.promote_types(dtype, torch.float32))
-        factors = wide.gather(over, wide.abs().argsort(over))
-        if order == "apart":
-            small = factors.abs() < 1
-            total = _chained(torch.where(small, factors, 1.0), over) * _chained(torch.where(small, 1.0, factors), over)
-        else:
-            total = _chained(factors if order == "up" else factors.flip(over), over)
-        kept = total.unsqueeze(over) if keepdim and dim is not None and x.dim() else total
-        return kept.to(dtype)
+        given = {} if dim is None else {"dim": dim, "keepdim": keepdim}
+        call = partial(torch.prod, dtype=dtype, **given)
+        return _Prod.apply(x, call, order) if (dtype or x.dtype).is_floating_point else call(x)
 
     return prod
 

@@ -10,7 +10,8 @@ Each line assigns one name, or changes what a name holds.  ``Line.noise`` says h
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence, Set
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -201,8 +202,11 @@ def trace(
             for name in line.uses:
                 held[name] = space[name]
                 space[name] = _apart(space[name])
+        text = widened(line.text) if wide else line.text
+        if noise is not None and line.noise != "move" and not line.writes and number in fresh:
+            text = _with_rounded_gradients(text, line.uses, space, held, noise, dtype)
         with noise.kept(dtype) if noise is not None and line.noise in ("round", "sum") else nullcontext():
-            exec(widened(line.text) if wide else line.text, space)
+            exec(text, space)
         space |= held
         result = space[line.target]
         if not line.writes and isinstance(result, Tensor):
@@ -228,6 +232,33 @@ def trace(
                     space[line.target] = changed
     space |= {"dtypes": dtypes, "fresh": made}
     return space
+
+
+class _Rounded(torch.autograd.Function):
+    """``x`` itself; what flows back into it is rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, noise: Noise, dtype: torch.dtype | None) -> Tensor:
+        ctx.noise, ctx.dtype = noise, dtype
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.noise.spread(grads[0], ctx.dtype, 1.0), None, None
+
+
+def _with_rounded_gradients(
+    text: str, uses: Iterable[str], space: dict[str, Any], held: dict[str, Any], noise: Noise, dtype: torch.dtype | None
+) -> str:
+    """``text`` where each use of a tensor has a name of its own, so that each of the gradients which meet in it has its noise."""
+    target, _, call = text.partition(" = ")
+    for name in {name for name in uses if isinstance(space[name], Tensor) and space[name].requires_grad}:
+        x, parts = space[name], re.split(rf"\b{name}\b", call)
+        for number in range(len(parts) - 1):
+            held[f"{name}_{number}"] = space[f"{name}_{number}"] = _Rounded.apply(x, noise, dtype)
+            parts[number] += f"{name}_{number}"
+        call = "".join(parts)
+    return f"{target} = {call}"
 
 
 def _apart(x: Any) -> Any:
