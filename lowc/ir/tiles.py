@@ -8,7 +8,8 @@
       } } }
     }
 
-``row`` and ``column`` are where the hardware has a thread's sum number ``r``.  A tile lies along the depth, ``[rows, 64]``, or
+``row`` and ``column`` are where the hardware has a thread's sum number ``r``, for 64 rows of each 128 threads; the sums of
+further rows, as many again, are those after them.  A tile lies along the depth, ``[rows, 64]``, or
 along its rows, ``[rows / 64, depth, 64]``; how the hardware swizzles it is between the fill and the product and not to be seen.
 """
 
@@ -28,13 +29,23 @@ BOX = 256  # the most elements along a dimension of a box
 
 
 def row(thread: Index, number: Index) -> Index:
-    """The row of sum ``number`` of ``thread`` within a product's tile."""
+    """The row of sum ``number`` of ``thread`` within the rows that threads multiply at a time, half as many as there are
+    threads."""
     return floordiv(thread, ix(32)) * 16 + mod(floordiv(thread, ix(4)), ix(8)) + mod(floordiv(number, ix(2)), ix(2)) * 8
 
 
 def column(thread: Index, number: Index) -> Index:
     """Its column."""
     return floordiv(number, ix(4)) * 8 + mod(thread, ix(4)) * 2 + mod(number, ix(2))
+
+
+def row_of_many(thread: Index, number: Index, each: int, high: int) -> Index:
+    """The row in a tile that is multiplied ``high`` rows at a time, ``each`` sums of a thread for each."""
+    return row(thread, number) + floordiv(number, ix(each)) * high
+
+
+def column_of_many(thread: Index, number: Index, each: int) -> Index:
+    return column(thread, mod(number, ix(each)))
 
 
 def along_depth(rows: int, name: str, like: Buffer) -> Buffer:
@@ -100,10 +111,11 @@ def fill(stmt: Stmt) -> Fill | None:
         return None
     if tile.shape != tuple([f.axis.extent for f in loops]) or constant(tile.shape[-1]) != SPAN:
         return None
-    return Fill(stmt.kind.key, tuple(loops), inside) if _is_dense(tile) else None
+    return Fill(stmt.kind.key, tuple(loops), inside) if is_dense(tile) else None
 
 
-def _is_dense(tile: Buffer) -> bool:
+def is_dense(tile: Buffer) -> bool:
+    """Whether its elements lie one behind the other."""
     step = 1
     for size, stride in zip(reversed(tile.shape), reversed(tile.strides), strict=True):
         if constant(stride) != step:
@@ -119,16 +131,23 @@ def box(found: Fill) -> Box | None:
     strides must be multiples of 16 bytes.
     """
     value = found.store.value
-    if not isinstance(value, Load) or value.buffer.space != "global" or len(found.loops) < 2:
+    if not isinstance(value, Load) or value.buffer.space != "global":
         return None
-    inner, outer = found.loops[-1].axis, found.loops[-2].axis
-    dimensions = _dimensions(value.mask)
+    return box_of(found.loops, value.buffer, value.index[0], value.mask)
+
+
+def box_of(loops: Sequence[For], buffer: Buffer, place: Index, mask: Expr | None) -> Box | None:
+    """The Box that ``loops`` over a tile walk through ``buffer`` in, at ``place`` where ``mask`` holds."""
+    if len(loops) < 2:
+        return None
+    inner, outer = loops[-1].axis, loops[-2].axis
+    dimensions = _dimensions(mask)
     first = next((d for d in dimensions if constant(split(d[0], inner)[0]) == 1), None)
     second = next((d for d in dimensions if constant(split(d[0], outer)[0]) == 1), None)
     if first is None or second is None or first is second or (constant(outer.extent) or BOX + 1) > BOX:
         return None
     ordered = [first, second, *(d for d in dimensions if d is not first and d is not second)]
-    rest = value.index[0]
+    rest = place
     sizes: list[Index] = []
     strides: list[Index] = []
     starts: list[Index] = []
@@ -143,7 +162,7 @@ def box(found: Fill) -> Box | None:
         sizes.append(size)
         strides.append(stride)
         starts.append(coordinate - marker if number < 2 else coordinate)
-    per_line = 16 // value.buffer.dtype.bytes
+    per_line = 16 // buffer.dtype.bytes
     if constant(strides[0]) != 1 or len(sizes) > 5 or any(not _is_multiple(s, per_line) for s in (rest, *strides[1:])):
         return None
     if (constant(rest) or 0) < 0 or any((n := constant(s)) is not None and n < 1 for s in strides):
@@ -153,7 +172,7 @@ def box(found: Fill) -> Box | None:
     if any(not isinstance(a, Symbol) for i in (rest, *sizes, *strides) for a in atoms(i) if isinstance(a, Axis | Opaque)):
         return None
     small = (constant(inner.extent) or 0, constant(outer.extent) or 0, *([1] * (len(sizes) - 2)))
-    return Box(value.buffer, rest, tuple(sizes), tuple(strides), small, tuple(starts))
+    return Box(buffer, rest, tuple(sizes), tuple(strides), small, tuple(starts))
 
 
 def _dimensions(mask: Expr | None) -> list[tuple[Index, Index]]:
@@ -193,15 +212,21 @@ def _is_multiple(index: Index, number: int) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileProduct:
-    """``loop``: over threads, ``rows`` x ``columns`` sums of two tiles, ``depth`` deep, added to the array ``sums``."""
+    """``loop``: over ``threads``, ``rows`` x ``columns`` sums of two tiles, ``depth`` deep, added to the array ``sums``."""
 
     loop: For
     sums: Buffer
     left: Buffer
     right: Buffer
+    threads: int
     rows: int
     columns: int
     depth: int
+
+    @property
+    def high(self) -> int:
+        """Rows that all threads multiply at a time."""
+        return self.threads * GROUP_ROWS // GROUP
 
 
 def tile_product(loop: Stmt) -> TileProduct | None:
@@ -224,14 +249,23 @@ def tile_product(loop: Stmt) -> TileProduct | None:
     left, right = (_narrow_load(a) for a in value.args)
     if left is None or right is None or left.dtype != right.dtype or inside.index != (ix(threads), ix(numbers)):
         return None
-    t, r, k = ix(threads), ix(numbers), ix(depths)
-    if left.index != place(left.buffer, row(t, r), k) or right.index != place(right.buffer, column(t, r), k):
-        return None
     sizes = [constant(i) for i in (threads.extent, numbers.extent, depths.extent)]
-    count, each, depth = sizes
-    if count is None or each is None or depth is None or count % GROUP or each % 4 or depth % 16:
+    rows, columns = _across(left.buffer), _across(right.buffer)
+    count, each, depth = [n or 0 for n in sizes]
+    high = count * GROUP_ROWS // GROUP
+    if not count or count % GROUP or columns % 8 or not depth or depth % 16 or rows % high or each * high * 2 != rows * columns:
         return None
-    return TileProduct(nest[0], inside.buffer, left.buffer, right.buffer, count // 2, 2 * each, depth)
+    t, r, k = ix(threads), ix(numbers), ix(depths)
+    if left.index != place(left.buffer, row_of_many(t, r, columns // 2, high), k):
+        return None
+    if right.index != place(right.buffer, column_of_many(t, r, columns // 2), k):
+        return None
+    return TileProduct(nest[0], inside.buffer, left.buffer, right.buffer, count, rows, columns, depth)
+
+
+def _across(tile: Buffer) -> int:
+    """Rows (or columns) that a tile has of its factor."""
+    return (constant(tile.shape[0]) or 0) * (1 if len(tile.shape) == 2 else SPAN)
 
 
 def _narrow_load(factor: Expr) -> Load | None:
@@ -257,8 +291,17 @@ class Pipeline:
 
 
 def pipelines(body: Sequence[Stmt]) -> list[For]:
-    """The pipelined loops in ``body``."""
-    return [s for s in statements(body) if isinstance(s, For) and s.kind.name == "pipeline"]
+    """The pipelined loops in ``body`` that multiply (the others are ``outlets``)."""
+    found = [s for s in statements(body) if isinstance(s, For) and s.kind.name == "pipeline"]
+    return [s for s in found if not is_outlet(s)]
+
+
+def is_outlet(loop: For) -> bool:
+    """Whether a pipelined loop ends with a store of the copying engine: what is in it takes results out."""
+    last = loop.body[-1] if loop.body else loop
+    if loop.kind.name != "pipeline" or not isinstance(last, For) or last.kind.name != "instr":
+        return False
+    return all(isinstance(s, For) or (isinstance(s, Store) and s.buffer.space == "global") for s in statements((last,)))
 
 
 def pipeline(loop: For) -> Pipeline | None:

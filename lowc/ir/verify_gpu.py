@@ -34,7 +34,7 @@ from lowc.ir.verify_tiles import broken
 from lowc.ir.verify_values import excerpt
 from lowc.ir.walk import exprs, indices, parts, statements
 
-KINDS = frozenset({"serial", "unroll", "vector", "thread", "instr", "pipeline"})
+KINDS = frozenset({"serial", "unroll", "vector", "thread", "instr", "pipeline", "teams"})
 MAX_THREADS = 1024
 Dims = frozenset[str]
 

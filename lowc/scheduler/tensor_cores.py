@@ -9,14 +9,21 @@
              for i in 128 instr(tma) { for k in 64 { left[i, k] = x[…] } }; …
              for t in 256 thread(256) { for r in 128 instr(wgmma) { for k in 64 { sums[t, r] add= product(…) } } }
            }
-           for t in 256 thread(256) { for h in 2 unroll { for j in 32 unroll { for v in 2 vector(2) { y[…] = f(sums[…]) } } } }
+           for c in 4 pipeline(2) {                             # the epilogue, 64 columns at a time
+             alloc strip: bf16[128, 64] @shared
+             for t in 256 thread(256) { for h in 2 { for j in 8 { for v in 2 vector(2) { strip[…] = f(sums[…]) } } } }
+             for i in 128 instr(tma) { for j in 64 { y[…] = strip[i, j] if … } }
+           }
          } }
 
-``ir/tiles.py`` says what the nests in it are.  What a tile has beyond the edges is 0, and no result there is stored.  Tiles are
-numbered so that blocks at work at one time share rows and columns in the L2 cache.
+``ir/tiles.py`` and ``ir/outlets.py`` say what the nests in it are.  What a tile has beyond the edges is 0, and no result there is
+stored.  Results that the copying engine cannot store (rows that are no multiple of 16 bytes) threads store themselves, without
+strips.  Tiles are numbered so that blocks at work at one time share rows and columns in the L2 cache.
+
+With two ``teams`` of threads the turns are ``teams(2)``: while one team computes and stores what it makes of its sums, the other
+multiplies.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
@@ -33,23 +40,22 @@ from lowc.ir.index import (
     lower_bound,
     minimum,
     mod,
-    multiple_of,
 )
-from lowc.ir.nodes import Alloc, Buffer, Expr, For, FromIndex, If, Kind, Let, Load, Op, Stmt, Store, Var
-from lowc.ir.types import bool_, f32, i64
-from lowc.ir.walk import Substitution, both, statements, with_mask, zero_outside
-from lowc.scheduler.contraction import Contraction, contiguous, find, innermost
+from lowc.ir.nodes import SERIAL, Alloc, Buffer, Expr, For, FromIndex, Kind, Let, Load, Op, Stmt, Store, Var
+from lowc.ir.types import f32, i64
+from lowc.ir.walk import Substitution, both, with_mask, zero_outside
+from lowc.scheduler.contraction import Contraction, contiguous, find
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.rename import fresh
-
-UNROLL = Kind("unroll", 64)
+from lowc.scheduler.tile_epilogue import Epilogue, less
 
 
 @dataclass(frozen=True, slots=True)
 class TensorCores:
-    """``axis``: the outermost loop.  ``tile``: rows (64 for each 128 threads) and columns of a block's tile.  ``copies``: what
-    fills the tiles of the left and the right factor, ``tiles.TMA`` or ``tiles.COPY``.  ``blocks``: the most there are at a time;
-    ``group``: rows of tiles that are done together."""
+    """``axis``: the outermost loop.  ``tile``: its rows and columns; ``groups`` of 128 threads do it, each 64 rows at a time;
+    ``teams`` of so many threads have tiles in turn.  ``copies``: what fills the tiles of the left and the right factor,
+    ``tiles.TMA`` or ``tiles.COPY``.  ``blocks``: the most there are at a time; ``group``: rows of tiles that are done together.
+    ``strips``: how many are in turn for each team; 0 where threads store."""
 
     axis: str
     tile: tuple[int, int]
@@ -57,6 +63,9 @@ class TensorCores:
     copies: tuple[str, str]
     blocks: int
     group: int = 8
+    groups: int = 2
+    teams: int = 1
+    strips: int = 2
 
 
 def tensor_cores(loop: For, step: TensorCores, taken: set[str]) -> tuple[Stmt, ...]:
@@ -69,7 +78,7 @@ def tensor_cores(loop: For, step: TensorCores, taken: set[str]) -> tuple[Stmt, .
             raise ScheduleError(f"how long {each.axis} is depends on another loop")
     if (lower_bound(found.depth.axis.extent) or 0) < 1:
         raise ScheduleError(f"{found.depth.axis} may have no iteration")
-    return _Tiler(found, step, taken).grid()
+    return Tiler(found, step, taken).grid()
 
 
 def narrow(factor: Expr) -> Expr:
@@ -81,18 +90,17 @@ def narrow(factor: Expr) -> Expr:
     raise ScheduleError("a factor is no value of 16 bits")
 
 
-def less(coordinate: Index, size: Index) -> Expr:
-    return Op("lt", (FromIndex(coordinate, i64), FromIndex(size, i64)), bool_)
-
-
-class _Tiler:
+class Tiler:
     def __init__(self, found: Contraction, step: TensorCores, taken: set[str]) -> None:
         assert found.rows is not None
         self.found, self.step, self.taken = found, step, taken
         self.rows, self.columns = found.rows.axis, found.columns.axis
         self.batch = [f.axis for f in found.outer if f is not found.rows and f is not found.columns]
         self.high, self.wide = step.tile
-        self.threads = self.high * tiles.GROUP // tiles.GROUP_ROWS
+        self.threads = step.groups * tiles.GROUP
+        self.at_a_time = step.groups * tiles.GROUP_ROWS
+        if self.high % self.at_a_time:
+            raise ScheduleError(f"{self.high} rows for {step.groups} groups of threads, each {tiles.GROUP_ROWS} at a time")
         self.lets: list[Let] = []
         self.at: dict[Atom, Index] = {}
         self.inside: Expr | None = None
@@ -106,7 +114,8 @@ class _Tiler:
         total = numel([a.extent for a in self.batch]) * down * across
         blocks = minimum(self.step.blocks, total)
         block = self.axis(f"{self.rows.name}_g", blocks)
-        turns = 1 + floordiv(total - 1 - block, blocks)
+        once = (constant(total) or self.step.blocks + 1) <= self.step.blocks
+        turns = ix(1) if once else 1 + floordiv(total - 1 - block, blocks)
         number: Index = ix(block)
         turn = self.axis(f"{self.rows.name}_turn", turns)
         if constant(turns) != 1:
@@ -114,7 +123,9 @@ class _Tiler:
         self.coordinates(number, down, across)
         body = (*self.lets, *self.tile())
         if constant(turns) != 1:
-            body = (For(turn, body),)
+            body = (For(turn, body, Kind("teams", self.step.teams) if self.step.teams > 1 else SERIAL),)
+        elif self.step.teams > 1:
+            raise ScheduleError("one turn for several teams")
         return (For(block, body, Kind("block")),)
 
     def named(self, name: str, index: Index) -> Index:
@@ -144,7 +155,7 @@ class _Tiler:
     # ------------------------------------------------------------ the sums
 
     def tile(self) -> list[Stmt]:
-        each = self.wide // 2
+        each = self.high * self.wide // self.threads
         shape, strides = (ix(self.threads), ix(each)), (ix(each), ix(1))
         sums = Buffer(fresh("sums", self.taken), f32, shape, strides, "local")
         turns = (self.found.depth.axis.extent + (tiles.SPAN - 1)) // tiles.SPAN
@@ -154,9 +165,10 @@ class _Tiler:
         thread, number = self.axis("t", self.threads), self.axis("r", each)
         deep = self.axis("k", tiles.SPAN)
         t, r, k = ix(thread), ix(number), ix(deep)
+        row = tiles.row_of_many(t, r, self.wide // 2, self.at_a_time)
+        column = tiles.column_of_many(t, r, self.wide // 2)
         factors = tuple([
-            Op("cast", (Load(buffer, tiles.place(buffer, where, k)),), f32)
-            for buffer, where in ((left, tiles.row(t, r)), (right, tiles.column(t, r)))
+            Op("cast", (Load(buffer, tiles.place(buffer, where, k)),), f32) for buffer, where in ((left, row), (right, column))
         ])  # fmt: skip
         add = Store(sums, (t, r), Op("product", factors, f32), None, "add")
         instruction = For(number, (For(deep, (add,)),), Kind("instr", 0, tiles.WGMMA))
@@ -196,51 +208,5 @@ class _Tiler:
             raise ScheduleError(f"the {name} factor is no box that the copying engine takes")
         return tile, nest
 
-    # ------------------------------------------------------------ the epilogue
-
     def epilogue(self, sums: Buffer) -> For:
-        """What is made of the sums, two neighbouring columns at a time, by the threads that have them."""
-        block = innermost(self.found.outer[-1].body)
-        assert block is not None
-        acc, _, rest = block
-        thread, half = self.axis("t", self.threads), self.axis("h", 2)
-        pair, lane = self.axis("j", self.wide // 8), self.axis("v", 2)
-        number = ix(pair) * 4 + ix(half) * 2
-        row = self.at[self.rows] + tiles.row(ix(thread), number)
-        first = self.at[self.columns] + tiles.column(ix(thread), number)
-        column = first + lane
-        place = Substitution({**self.at, self.rows: row, self.columns: column})
-        place.rename(acc.vars[0].name, Load(sums, (ix(thread), number + lane)))
-        body = _renamed(place, rest, self.taken)
-        width = self.columns.extent
-        whole = (constant(width) or 1) % self.wide == 0
-        even = multiple_of(width, 2)
-        if not whole and not even:
-            body = _under(body, less(column, width))
-        inner: Stmt = For(lane, tuple(body), Kind("vector", 2))
-        if not whole and even:
-            inner = If(less(first, width), (inner,))
-        inner = For(pair, (inner,), UNROLL)
-        if (constant(self.rows.extent) or 1) % self.high:
-            inner = If(less(row, self.rows.extent), (inner,))
-        return For(thread, (For(half, (inner,), UNROLL),), Kind("thread", self.threads))
-
-
-def _renamed(place: Substitution, body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
-    for stmt in statements(body):
-        if isinstance(stmt, Let):
-            place.rename(stmt.var.name, Var(fresh(stmt.var.name, taken), stmt.var.dtype))
-    return place.body(tuple(body))
-
-
-def _under(body: Sequence[Stmt], mask: Expr) -> tuple[Stmt, ...]:
-    """``body`` where ``mask`` holds."""
-    memo: dict[int, Expr] = {}
-    out: list[Stmt] = []
-    for stmt in body:
-        if isinstance(stmt, Let):
-            out.append(Let(stmt.var, with_mask(stmt.value, mask, memo)))
-        else:
-            assert isinstance(stmt, Store)
-            out.append(Store(stmt.buffer, stmt.index, with_mask(stmt.value, mask, memo), both(stmt.mask, mask), stmt.reducer))
-    return tuple(out)
+        return Epilogue(self.found, self.at, self.step.tile, self.threads, self.step.strips, self.taken).nest(sums)

@@ -49,11 +49,12 @@ class Exchange:
 
 
 def barrier(t: Thread) -> None:
-    """All threads of the kernel wait for one another; who fills a ring is none of them."""
+    """All threads of the kernel, or of a team, wait for one another; who fills a ring is none of them."""
     if t.beside:
         t.b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.count", "void", "i32, i32")
         count = t.threads["x"] * t.threads["y"]
-        t.b.line(f"call void @llvm.nvvm.barrier.cta.sync.aligned.count(i32 1, i32 {count})")
+        number = plus(t.b, t.team, "1", 32)
+        t.b.line(f"call void @llvm.nvvm.barrier.cta.sync.aligned.count(i32 {number}, i32 {count})")
         return
     t.b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.all", "void", "i32")
     t.b.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")

@@ -4,11 +4,14 @@ from math import prod
 
 from lowc.artifact import Entry, TensorMap
 from lowc.backends.llvm.builder import Builder, ModuleText
+from lowc.backends.nvptx import outlet
 from lowc.backends.nvptx.detect import capability
 from lowc.backends.nvptx.emit import Emitter
+from lowc.backends.nvptx.multiply import uniform
 from lowc.backends.nvptx.operations import AMPERE
+from lowc.backends.nvptx.outlet import Outlets
 from lowc.backends.nvptx.plan import plan
-from lowc.backends.nvptx.ring import REGISTERS, Ring, part, ring
+from lowc.backends.nvptx.ring import REGISTERS, Ring, part, ring, teams
 from lowc.backends.nvptx.thread import Memory, Thread, operand, sized
 from lowc.errors import CodegenError
 from lowc.ir.index import ONE, Index, upper_bound
@@ -34,7 +37,8 @@ def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
     abilities = target.ops | ({AMPERE} if capability(target) >= 80 else frozenset[str]())
     rings = pipelines(kernel.body)
     beside = GROUP if rings else 0
-    tid = {d: special(b, f"tid.{d}", n + (beside if d == "x" else 0)) for d, n in shape.threads.items()}
+    several = teams(kernel)
+    tid = {d: special(b, f"tid.{d}", n * several + beside if d == "x" else n) for d, n in shape.threads.items()}
     thread = Thread(b, abilities, shape.threads, tid, beside=beside)
     thread.written = frozenset(s.buffer.name for s in stores(kernel.body))
     for param in kernel.params:
@@ -49,10 +53,11 @@ def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
     bound = f'"nvvm.maxntid"="{threads[0]},{threads[1]},1"'
     if rings:
         made = ring(thread, kernel, rings[0])
-        emitter.shared, emitter.dynamic = -(-made.bytes // 16) * 16, True
-        in_roles(emitter, made, body)
-        maps = tuple(made.maps)
-        threads = threads[0] + beside, 1
+        out = outlet.collect(thread, kernel, made.bytes, len(made.maps))
+        emitter.shared, emitter.dynamic = -(-(out.start + several * out.size) // 16) * 16, True
+        in_roles(emitter, made, out, body)
+        maps = (*made.maps, *out.maps)
+        threads = threads[0] * several + beside, 1
         bound = f'"nvvm.reqntid"="{threads[0]},1,1" "nvvm.minctasm"="1"'
     else:
         emitter.body(body)
@@ -65,14 +70,15 @@ def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
     return Entry(name, grid, threads, emitter.shared, aligned, maps)
 
 
-def in_roles(emitter: Emitter, made: Ring, body: tuple[Stmt, ...]) -> None:
+def in_roles(emitter: Emitter, made: Ring, out: Outlets, body: tuple[Stmt, ...]) -> None:
     """``body`` as the threads of the kernel do it, and beside them those who fill the ring."""
     t, b = emitter.t, emitter.b
-    count, tid = t.threads["x"], t.tid["x"]
+    each, tid = t.threads["x"], t.tid["x"]
+    count = each * made.teams
     if t.threads["y"] != 1:
         raise CodegenError("threads in two dimensions around a pipeline")
     made.prepare(b.pure(f"icmp eq i32 {tid}, 0"))
-    registers = REGISTERS.get(made.groups) if made.engine_only else None
+    registers = REGISTERS.get(made.groups * made.teams) if made.engine_only else None
 
     def take(number: int, word: str) -> None:
         if registers:
@@ -97,8 +103,17 @@ def in_roles(emitter: Emitter, made: Ring, body: tuple[Stmt, ...]) -> None:
     def multiplying() -> None:
         take(registers[1] if registers else 0, "inc")
         made.begin(0)
-        emitter.pipeline = lambda loop: made.multiply(loop, tid)
+        if made.teams > 1:
+            t.team = uniform(t, b.pure(f"lshr i32 {tid}, {each.bit_length() - 1}"))
+            t.tid["x"] = b.pure(f"and i32 {tid}, {each - 1}")
+            emitter.step = t.team, made.teams
+            made.skip_tiles(t.team)
+        if made.sets:
+            emitter.unset = frozenset({made.found.product.sums.name})
+        emitter.pipeline = lambda loop: made.multiply(loop, t.tid["x"])
+        emitter.outlet = out.emit
         emitter.body(body)
+        out.finish()
 
     b.either(b.pure(f"icmp sge i32 {tid}, {count}"), filling, multiplying)
 

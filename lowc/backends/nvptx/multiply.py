@@ -4,7 +4,8 @@ A descriptor says where a tile is and how it lies.  Along the depth: rows of 128
 16 elements further are 32 bytes.  Along rows: 64 rows side by side, each step of the depth 128 bytes; then the next 64 rows.
 
 One piece of assembly multiplies all of a stage.  Its sums are the same registers going in and coming out, so that nothing is
-moved between, and it waits until all but its own instructions are done, not for those.
+moved between, and it waits until all but its own instructions are done, not for those.  The first instructions of a tile set the
+sums, which hold nothing then, instead of adding to them.
 """
 
 from lowc.backends.llvm.values import Val
@@ -26,28 +27,37 @@ class Multiply:
 
     def __init__(self, t: Thread, found: TileProduct, sums: str) -> None:
         self.t, self.found, self.sums = t, found, sums
-        self.count = found.columns // 2
+        self.blocks = found.rows // found.high
+        self.each = found.columns // 2
+        self.count = self.blocks * self.each
 
-    def step(self, group: str, left: str, right: str) -> None:
+    def step(self, group: str, left: str, right: str, adds: str) -> None:
         """Starts the multiply-adds of the tiles at ``left`` and ``right`` (bytes in shared memory), ``group`` those of its rows;
-        the ones before are done then."""
+        the ones before are done then.  ``adds`` (an i1): whether the sums hold something; "" if they always do."""
         b = self.t.b
         mine = b.op(f"add i32 {left}, {b.pure(f'mul i32 {group}, {ROWS_BYTES}')}")
         descriptors = _descriptor(self.t, mine, self.found.left), _descriptor(self.t, right, self.found.right)
         kind = self.found.left.dtype.name
         across = [len(tile.shape) == 3 for tile in (self.found.left, self.found.right)]
-        registers = ",".join(f"${n}" for n in range(self.count))
+        further = [STEP * SPAN * 2 >> 4 if a else STEP * 2 >> 4 for a in across]
+        below = self.found.high * SPAN * 2 >> 4  # from one block of rows to the next
         shape = f"m64n{self.found.columns}k{STEP}.f32.{kind}.{kind}"
-        lines = ["{ .reg .b64 a, b; wgmma.fence.sync.aligned;"]
-        lines.append(f"mov.b64 a, ${2 * self.count}; mov.b64 b, ${2 * self.count + 1};")
+        lefts = [f"a{n}" for n in range(self.blocks)]
+        lines = [f"{{ .reg .pred p; .reg .b64 {', '.join(lefts)}, b; wgmma.fence.sync.aligned;"]
+        lines += [f"add.s64 {a}, ${2 * self.count}, {n * below};" for n, a in enumerate(lefts)]
+        lines.append(f"mov.b64 b, ${2 * self.count + 1};")
+        if adds:
+            lines.append(f"setp.ne.b32 p, ${2 * self.count + 2}, 0;")
         for n in range(self.found.depth // STEP):
             if n:
-                further = [STEP * SPAN * 2 >> 4 if a else STEP * 2 >> 4 for a in across]
-                lines.append(f"add.s64 a, a, {further[0]}; add.s64 b, b, {further[1]};")
-            flags = f"1, 1, 1, {int(across[0])}, {int(across[1])}"
-            lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, a, b, {flags};")
+                lines += [f"add.s64 {a}, {a}, {further[0]};" for a in lefts] + [f"add.s64 b, b, {further[1]};"]
+            flags = f"{'p' if adds and not n else '1'}, 1, 1, {int(across[0])}, {int(across[1])}"
+            for q, a in enumerate(lefts):
+                registers = ",".join(f"${r}" for r in range(q * self.each, (q + 1) * self.each))
+                lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {a}, b, {flags};")
         lines.append("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; }")
-        self._through(" ".join(lines), "l,l,", "".join(f", i64 {d}" for d in descriptors))
+        args = "".join(f", i64 {d}" for d in descriptors) + (f", i32 {b.pure(f'zext i1 {adds} to i32')}" if adds else "")
+        self._through(" ".join(lines), "l,l,r," if adds else "l,l,", args)
 
     def finish(self) -> None:
         """Waits for all of them."""

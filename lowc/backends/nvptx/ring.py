@@ -11,6 +11,9 @@ the part of them that leads to the pipeline.  They wait for each other at barrie
 A barrier changes phase each time that all who are to arrive have: a stage's number of turns so far, modulo 2, is the phase that
 is waited for.  Stages and phases go on from one run of the loop to the next.
 
+Where teams have tiles in turn, each multiplies the stages of its tiles and passes over as many for each tile of another team; who
+fill do not know of that.
+
     shared memory: [stage: [tile] …] … [full: 8 bytes for each stage] [empty: likewise]
 """
 
@@ -20,13 +23,13 @@ from math import prod
 
 from lowc.artifact import TensorMap
 from lowc.backends.nvptx import copies, multiply
-from lowc.backends.nvptx.thread import Thread, Vals, operand, plus
+from lowc.backends.nvptx.thread import Thread, Vals, operand, plus, sized
 from lowc.errors import CodegenError
 from lowc.ir import tiles
 from lowc.ir.index import constant
-from lowc.ir.nodes import Buffer, Expr, For, If, Kernel, Let, Load, Stmt
+from lowc.ir.nodes import SERIAL, Alloc, Buffer, Expr, For, If, Kernel, Let, Load, Stmt
 from lowc.ir.tiles import GROUP, Pipeline
-from lowc.ir.walk import exprs, parts
+from lowc.ir.walk import exprs, parts, statements
 
 SHARED = "@lowc_shared"
 ALIGNMENT = 1024  # of tiles: the pattern of the swizzle repeats there
@@ -35,17 +38,25 @@ PATIENCE = 1 << 22  # tries, each of some time that the hardware chooses, after 
 REGISTERS = {2: (40, 232)}  # of those who fill and those who multiply, by groups of the latter; shares of 64 K
 
 
+def teams(kernel: Kernel) -> int:
+    """How many teams of threads have tiles in turn."""
+    found = [s.kind.width for s in statements(kernel.body) if isinstance(s, For) and s.kind.name == "teams"]
+    return found[0] if found else 1
+
+
 @dataclass(slots=True)
 class Ring:
-    """The ring of one kernel.  ``offsets``: of tiles in a stage, in bytes; ``size``: of a stage; ``maps``: of fills by the
-    engine, in order."""
+    """The ring of one kernel.  ``offsets``: of tiles in a stage, in bytes; ``size``: of a stage; ``groups``: of 128 threads in a
+    team; ``maps``: of fills by the engine, in order.  ``sets``: whether the first stage of a tile sets its sums."""
 
     t: Thread
     found: Pipeline
     offsets: dict[str, int]
     size: int
     groups: int
+    teams: int
     maps: list[TensorMap]
+    sets: bool
     stage: str = ""
     phase: str = ""
 
@@ -137,6 +148,21 @@ class Ring:
         turned = b.op(f"zext i1 {last} to i32")
         b.line(f"store i32 {b.op(f'xor i32 {phase}, {turned}')}, ptr {self.phase}")
 
+    def skip(self, count: str) -> None:
+        """Passes over ``count`` (i32) stages."""
+        b = self.t.b
+        stage, phase = self.now()
+        further = b.op(f"add i32 {stage}, {count}")
+        b.line(f"store i32 {b.op(f'urem i32 {further}, {self.stages}')}, ptr {self.stage}")
+        turned = b.op(f"and i32 {b.op(f'udiv i32 {further}, {self.stages}')}, 1")
+        b.line(f"store i32 {b.op(f'xor i32 {phase}, {turned}')}, ptr {self.phase}")
+
+    def skip_tiles(self, count: str) -> None:
+        """Passes over the stages of ``count`` (i32) tiles."""
+        stages, bits = operand(self.t, self.found.loop.axis.extent)
+        stages = sized(self.t.b, stages, bits, 32)
+        self.skip(stages if count == "1" else self.t.b.op(f"mul i32 {stages}, {count}"))
+
     def base(self, stage: str) -> str:
         """How many bytes into shared memory a stage is."""
         return self.t.b.op(f"mul i32 {stage}, {self.size}")
@@ -206,7 +232,7 @@ class Ring:
             at = b.op(f"add i32 {shared}, {self.base(stage)}")
             left = b.op(f"add i32 {at}, {self.offsets[found.left.name]}")
             right = b.op(f"add i32 {at}, {self.offsets[found.right.name]}")
-            work.step(group, left, right)
+            work.step(group, left, right, b.op(f"icmp ne i{bits} {index}, 0") if self.sets else "")
             later = b.op(f"and i1 {first}, {b.op(f'icmp ne i{bits} {index}, 0')}")
             b.branch(later, [], lambda: _none(release))
             b.line(f"store i32 {stage}, ptr {before}")
@@ -219,6 +245,8 @@ class Ring:
         work.finish()
         some = first if runs else b.op(f"and i1 {first}, {b.op(f'icmp sgt i{bits} {end}, 0')}")
         b.branch(some, [], lambda: _none(release))
+        if self.teams > 1:
+            self.skip_tiles(str(self.teams - 1))
 
 
 def ring(t: Thread, kernel: Kernel, loop: For) -> Ring:
@@ -245,7 +273,17 @@ def ring(t: Thread, kernel: Kernel, loop: For) -> Ring:
         t.aligned.add(box.buffer.name)
     groups = (constant(found.product.loop.axis.extent) or 0) // GROUP
     t.b.module.globals[SHARED] = f"{SHARED} = external addrspace(3) global [0 x i8], align {ALIGNMENT}"
-    return Ring(t, found, offsets, size, groups, maps)
+    return Ring(t, found, offsets, size, groups, teams(kernel), maps, _sets(t, kernel, found))
+
+
+def _sets(t: Thread, kernel: Kernel, found: Pipeline) -> bool:
+    """Whether the sums are those of one run of the pipeline, which surely has an iteration."""
+    if (t.range(found.loop.axis.extent)[0] or 0) < 1:
+        return False
+    bodies = [kernel.body, *(s.body for s in statements(kernel.body) if isinstance(s, For | If))]
+    around = next(body for body in bodies if any(s is found.loop for s in body))
+    before = around[[s is found.loop for s in around].index(True) - 1]
+    return isinstance(before, Alloc) and before.buffer is found.product.sums
 
 
 def part(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
@@ -257,9 +295,10 @@ def part(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
                 raise CodegenError(f"{stmt.var.name}, which leads to a pipeline, is read from memory of the block")
             out.append(stmt)
         elif isinstance(stmt, For) and stmt.kind.name == "pipeline":
-            out.append(stmt)
+            if not tiles.is_outlet(stmt):
+                out.append(stmt)
         elif isinstance(stmt, For) and tiles.pipelines(stmt.body):
-            out.append(For(stmt.axis, part(stmt.body), stmt.kind))
+            out.append(For(stmt.axis, part(stmt.body), SERIAL if stmt.kind.name == "teams" else stmt.kind))
         elif isinstance(stmt, If) and tiles.pipelines(stmt.body):
             out.append(If(stmt.cond, part(stmt.body)))
     return tuple(out)
