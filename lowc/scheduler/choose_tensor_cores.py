@@ -1,39 +1,76 @@
 """Choosing how tensor cores do a contraction, and whether a library would be faster.
 
-The cost of a product is the rounds of blocks over the multiprocessors, each as long as its tile is wide over how well tiles of
-that width use the tensor cores (measured on an H200; docs/design.md section 10).
+A product takes rounds of tiles over the multiprocessors.  A tile takes a time for each span of the depth, and a time at its end:
+for what is made of its sums, during which tensor cores wait, unless a second team of threads multiplies meanwhile.  All times are
+in spans of a tile of 128 x 256, which take 1024 cycles if nothing is in the way (docs/design.md section 10).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
 from lowc.ir import tiles
 from lowc.ir.index import Index, constant, lower_bound
-from lowc.ir.nodes import For, Kernel
+from lowc.ir.nodes import For, Kernel, Load, Stmt, Store
 from lowc.ir.types import DType
+from lowc.ir.walk import exprs, parts
 from lowc.options import Options
-from lowc.scheduler.contraction import Contraction, find
-from lowc.scheduler.nest import estimate
+from lowc.scheduler.contraction import Contraction, find, innermost
+from lowc.scheduler.nest import estimate, weight
 from lowc.scheduler.tensor_cores import TensorCores, narrow
+from lowc.scheduler.tile_epilogue import STRIP
 from lowc.target import Target
 
 ABILITY = "wgmma"
-SHARED = 192 << 10  # bytes for the ring of tiles, of the 227 KB that a block may have
-ROWS = 128
-EFFICIENCY = {256: 1.0, 128: 0.95, 64: 0.57}
-SLOW = 128  # columns of a tile at most where threads copy: they need registers
-ROUND = 1.5  # what a round costs besides, in spans of the depth: filling the ring, storing the results
+SHARED = 226 << 10  # bytes for the ring of tiles and the strips, of the 227 KB that a block may have
+LEAST_STAGES = 3
+START = 1.5  # until the first tiles are there
+RASTER = 8  # rows of tiles that are done together
+LOADED = 2  # what an element that an epilogue loads costs, in cheap instructions
+ISSUE = 131072  # sums of which a multiprocessor computes one cheap instruction each while a span lasts
+TRIES = 4  # ways that are tried, best first, should one not be legal
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A tile of rows x columns by ``groups`` of 128 threads in each of ``teams``.  ``span``: the time of one of its spans;
+    ``end``: of its end, if its sums are only stored."""
+
+    tile: tuple[int, int]
+    groups: int
+    teams: int
+    span: float
+    end: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.tile[0]}x{self.tile[1]}" + (f" in {self.teams} teams" if self.teams > 1 else "")
+
+
+WAYS = (
+    Way((128, 256), 2, 1, 1.0, 1.6),
+    Way((128, 192), 2, 1, 0.77, 1.3),
+    Way((128, 128), 2, 1, 0.53, 0.9),
+    Way((128, 64), 2, 1, 0.44, 0.6),
+    Way((64, 128), 1, 1, 0.40, 0.9),
+    Way((64, 64), 1, 1, 0.30, 0.6),
+    Way((128, 128), 1, 2, 0.53, 1.1),
+    Way((64, 256), 1, 2, 0.60, 1.1),
+)
+NARROW = 128  # columns of a tile at most where threads copy: they need registers
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a product: how many there are (``batch``), and ``rows``, ``columns``, ``depth`` of each."""
+    """Of a product: how many there are (``batch``), and ``rows``, ``columns``, ``depth`` of each.  ``work``: what is made of an
+    element of it, in cheap instructions; ``stored``: bytes of what is stored for it."""
 
     batch: int
     rows: int
     columns: int
     depth: int
+    work: int = 0
+    stored: int = 2
 
 
 def choices(kernel: Kernel, target: Target) -> tuple[TensorCores, ...]:
@@ -41,14 +78,27 @@ def choices(kernel: Kernel, target: Target) -> tuple[TensorCores, ...]:
     found = contraction(kernel, target)
     if found is None or found.rows is None:
         return ()
-    size = _size(found)
+    size = size_of(found)
     out: list[TensorCores] = []
     for copies in ((tiles.TMA, tiles.TMA), (tiles.COPY, tiles.TMA), (tiles.TMA, tiles.COPY), (tiles.COPY, tiles.COPY)):
-        widths = [w for w in EFFICIENCY if w <= SLOW or tiles.COPY not in copies]
-        wide = min(widths, key=lambda w: cost(size, w, target.cores))
-        stages = SHARED // (2 * tiles.SPAN * (ROWS + wide))
-        out.append(TensorCores(found.outer[0].axis.name, (ROWS, wide), stages, copies, target.cores))
+        suited = [w for w in WAYS if tiles.COPY not in copies or (w.teams == 1 and w.groups > 1 and w.tile[1] <= NARROW)]
+        ordered = sorted(suited, key=lambda way: cost(size, way, target.cores))
+        for way in ordered[:TRIES]:
+            out += _steps(found, size, way, copies, target)
     return tuple(out)
+
+
+def _steps(found: Contraction, size: Size, way: Way, copies: tuple[str, str], target: Target) -> Iterator[TensorCores]:
+    """``way`` with as much memory for strips as leaves enough for the ring."""
+    high, wide = way.tile
+    most = 3 if wide // STRIP == 3 else min(2, wide // STRIP)
+    for strips in (most, 1, 0):
+        left = SHARED - strips * way.teams * high * STRIP * size.stored
+        stages = min(left // (2 * tiles.SPAN * (high + wide)), 8)
+        if stages >= LEAST_STAGES:
+            axis = found.outer[0].axis.name
+            yield TensorCores(axis, way.tile, stages, copies, target.cores, RASTER, way.groups, way.teams, strips)
+            return
 
 
 def contraction(kernel: Kernel, target: Target) -> Contraction | None:
@@ -64,21 +114,33 @@ def contraction(kernel: Kernel, target: Target) -> Contraction | None:
         return None
 
 
-def cost(size: Size, wide: int, processors: int) -> float:
-    """About how long products take with tiles of ``ROWS`` x ``wide``, in the time that a span of a tile 256 wide takes."""
-    blocks = size.batch * -(-size.rows // ROWS) * -(-size.columns // wide)
-    spans = -(-size.depth // tiles.SPAN)
-    return -(-blocks // processors) * wide / 256 * (spans / EFFICIENCY[wide] + ROUND)
+def cost(size: Size, way: Way, processors: int) -> float:
+    """About how long products take that way."""
+    high, wide = way.tile
+    blocks = size.batch * -(-size.rows // high) * -(-size.columns // wide)
+    rounds = -(-blocks // processors)
+    multiplied = -(-size.depth // tiles.SPAN) * way.span
+    end = way.end + high * wide * size.work / ISSUE
+    if way.teams == 1:
+        return START + rounds * (multiplied + end)
+    return START + max(rounds * multiplied + end, -(-rounds // way.teams) * (multiplied + end))
 
 
-def _size(found: Contraction) -> Size:
+def size_of(found: Contraction) -> Size:
+    """The Size of a contraction with rows; of sizes of the call, what is likely."""
     assert found.rows is not None
     count = 1
     for loop in found.outer:
         if loop is not found.rows and loop is not found.columns:
             count *= max(1, estimate(loop.axis.extent))
     rows, columns, depth = (estimate(f.axis.extent) for f in (found.rows, found.columns, found.depth))
-    return Size(count, rows, columns, depth)
+    block = innermost(found.outer[-1].body)
+    rest: Sequence[Stmt] = () if block is None else block[2]
+    seen: dict[int, int] = {}
+    work = sum(weight(e, seen) for s in rest for e in exprs(s))
+    loaded = {id(p) for s in rest for e in exprs(s) for p in parts(e) if isinstance(p, Load)}
+    stored = sum(s.buffer.dtype.bytes for s in rest if isinstance(s, Store))
+    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored)
 
 
 # ---------------------------------------------------------------- whose a product is

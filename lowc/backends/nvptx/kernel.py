@@ -107,7 +107,7 @@ def in_roles(emitter: Emitter, made: Ring, out: Outlets, body: tuple[Stmt, ...])
             t.team = uniform(t, b.pure(f"lshr i32 {tid}, {each.bit_length() - 1}"))
             t.tid["x"] = b.pure(f"and i32 {tid}, {each - 1}")
             emitter.step = t.team, made.teams
-            made.skip_tiles(t.team)
+            made.take_turns()
         if made.sets:
             emitter.unset = frozenset({made.found.product.sums.name})
         emitter.pipeline = lambda loop: made.multiply(loop, t.tid["x"])

@@ -12,7 +12,8 @@ A barrier changes phase each time that all who are to arrive have: a stage's num
 is waited for.  Stages and phases go on from one run of the loop to the next.
 
 Where teams have tiles in turn, each multiplies the stages of its tiles and passes over as many for each tile of another team; who
-fill do not know of that.
+fill do not know of that.  A team begins a tile when the one before it has seen the last stage of its own full: a phase modulo 2
+says nothing about stages that are further ahead than one round of the ring.
 
     shared memory: [stage: [tile] …] … [full: 8 bytes for each stage] [empty: likewise]
 """
@@ -157,6 +158,30 @@ class Ring:
         turned = b.op(f"and i32 {b.op(f'udiv i32 {further}, {self.stages}')}, 1")
         b.line(f"store i32 {b.op(f'xor i32 {phase}, {turned}')}, ptr {self.phase}")
 
+    def turn_of(self, next_: bool) -> tuple[str, str]:
+        """The barrier at which a team waits for its turn, of this team or of the next; how many threads come to it."""
+        b, t = self.t.b, self.t
+        team = b.op(f"urem i32 {b.op(f'add i32 {t.team}, 1')}, {self.teams}") if next_ else t.team
+        return b.op(f"add i32 {team}, {1 + self.teams}"), str(2 * GROUP * self.groups)
+
+    def await_turn(self) -> None:
+        number, count = self.turn_of(False)
+        self.t.b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.count", "void", "i32, i32")
+        self.t.b.line(f"call void @llvm.nvvm.barrier.cta.sync.aligned.count(i32 {number}, i32 {count})")
+
+    def pass_turn(self) -> None:
+        """To the next team, which need not wait for it yet."""
+        number, count = self.turn_of(True)
+        self.t.b.module.declare("llvm.nvvm.barrier.cta.arrive.aligned.count", "void", "i32, i32")
+        self.t.b.line(f"call void @llvm.nvvm.barrier.cta.arrive.aligned.count(i32 {number}, i32 {count})")
+
+    def take_turns(self) -> None:
+        """Before the first tile: each team goes to the stages of its own, and the last one lets the first begin."""
+        b, t = self.t.b, self.t
+        self.skip_tiles(t.team)
+        last = b.pure(f"icmp eq i32 {t.team}, {self.teams - 1}")
+        b.branch(last, [], lambda: _none(self.pass_turn))
+
     def skip_tiles(self, count: str) -> None:
         """Passes over the stages of ``count`` (i32) tiles."""
         stages, bits = operand(self.t, self.found.loop.axis.extent)
@@ -239,9 +264,13 @@ class Ring:
             self.advance(stage, phase)
             return ()
 
+        if self.teams > 1:
+            self.await_turn()
         end, bits = operand(t, loop.axis.extent)
         runs = (t.range(loop.axis.extent)[0] or 0) >= 1
         b.loop("0", end, 1, [], turn, runs, f"i{bits}")
+        if self.teams > 1:
+            self.pass_turn()
         work.finish()
         some = first if runs else b.op(f"and i1 {first}, {b.op(f'icmp sgt i{bits} {end}, 0')}")
         b.branch(some, [], lambda: _none(release))
