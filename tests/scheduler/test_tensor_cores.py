@@ -5,71 +5,17 @@ import random
 import numpy as np
 import pytest
 
-from lowc.backends.nvptx import default
-from lowc.errors import ScheduleError, VerifyError
+from lowc.errors import VerifyError
 from lowc.ir import outlets, tiles
-from lowc.ir.index import Symbol, evaluate
-from lowc.ir.interp import run_kernel
-from lowc.ir.nodes import For, Kernel, Launch, Module
-from lowc.ir.numeric import from_storage, to_storage
+from lowc.ir.index import Symbol
+from lowc.ir.nodes import For, Kernel, Launch
 from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
 from lowc.ir.types import bf16, f16
-from lowc.ir.verify import verify_module
 from lowc.ir.verify_gpu import verify_kernel_threads
 from lowc.ir.walk import statements
-from lowc.options import Options
-from lowc.scheduler import choose_tensor_cores, contract, linearise, pipeline
-from lowc.scheduler.tensor_cores import TensorCores
-
-TARGET = default()
-LEFT = {"n": "x[i, k]", "t": "x[k, i]"}
-RIGHT = {"n": "y[k, j]", "t": "y[j, k]"}
-
-
-def product(
-    m: int | str, n: int | str, k: int | str, form: str = "nt", batch: int = 0, dtype: str = "bf16", result: str = "{s}"
-) -> Kernel:
-    """out = f(x @ y + bias) @SCHEDULED; extents that are names are sizes.  ``form``: n or t for each factor."""
-    b, at = (f"{batch}, ", "b, ") if batch else ("", "")
-    x = f"{m}, {k}" if form[0] == "n" else f"{k}, {m}"
-    y = f"{k}, {n}" if form[1] == "n" else f"{n}, {k}"
-    left, right = (text.replace("[", f"[{at}") for text in (LEFT[form[0]], RIGHT[form[1]]))
-    names = [e for e in dict.fromkeys((m, n, k)) if isinstance(e, str)]
-    sizes = "".join(f"{s}: size 1.. ~ 40, " for s in names)
-    nest = f"""for i in {m} {{ for j in {n} {{
-        acc s: f32 = add
-        for k in {k} {{ s add= product(f32({left}), f32({right})) }}
-        out[{at}i, j] = {dtype}({result.format(s="s")} + f32(bias[j]))
-    }} }}"""
-    params = f"x: {dtype}[{b}{x}], y: {dtype}[{b}{y}], bias: {dtype}[{n}], out: {dtype}[{b}{m}, {n}]"
-    body = f"for b in {batch} {{ {nest} }}" if batch else nest
-    return linearise._linear(parse_kernel(f"kernel f({sizes}{params}) {{ {body} }}"))
-
-
-def scheduled(kernel: Kernel, **changed: object) -> Kernel:
-    """By the first choice that is legal, with the fields ``changed``."""
-    for step in choose_tensor_cores.choices(kernel, TARGET):
-        values = {f: getattr(step, f) for f in step.__slots__} | changed
-        try:
-            return contract.apply(kernel, TensorCores(**values))  # type: ignore[arg-type]
-        except ScheduleError:
-            continue
-    raise AssertionError("no schedule")
-
-
-def result(kernel: Kernel, sizes: dict[str, int], shuffle: random.Random | None = None) -> np.ndarray:
-    """What ``kernel`` stores, on small integers: all sums are exact, so that their order does not show."""
-    generator = np.random.default_rng(0)
-    memory = {}
-    for param in kernel.params:
-        count = max(0, evaluate(param.shape[0], sizes))
-        memory[param.name] = to_storage(generator.integers(-2, 3, count).astype(np.float32), param.dtype)
-    outs = [p for p in kernel.params if p.name in ("out", "turned")]
-    for out in outs:
-        memory[out.name][:] = to_storage(np.array([np.nan], np.float32), out.dtype)[0]
-    run_kernel(kernel, memory, sizes, shuffle)
-    return np.concatenate([from_storage(memory[out.name], out.dtype) for out in outs])
+from lowc.scheduler import choose_tensor_cores, linearise
+from tests.scheduler.products import TARGET, machine, product, result, scheduled
 
 
 def keys(kernel: Kernel) -> list[str]:
@@ -176,7 +122,7 @@ def test_threads_copy_what_is_not_aligned(shape: tuple[int, int, int], form: str
 
 
 def test_a_box_says_where_and_how_far() -> None:
-    done = scheduled(product("m", 136, 72, "nn", batch=3))
+    done = scheduled(product("m", 136, 72, "nn", batch=3), tile=(128, 128))
     found = tiles.pipeline(tiles.pipelines(done.body)[0])
     assert found is not None
     left, right = (tiles.box(f) for f in found.fills)
@@ -231,15 +177,6 @@ def test_the_verifier_refuses(old: str, new: str, rule: str) -> None:
         verify_kernel_threads(parse_kernel(text))
 
 
-def machine(kernel: Kernel) -> Module:
-    module = Module("SCHEDULED", kernel.sizes, (*kernel.params, *kernel.sizes), (), (), (Launch(kernel, kernel.params),))
-    for each in pipeline.PASSES[[p.name for p in pipeline.PASSES].index("split") :]:
-        if each.only in ("", "nvptx"):
-            module = pipeline.apply(each, module, TARGET, Options(check=True))
-    verify_module(module, "MACHINE")
-    return module
-
-
 def test_passes_after_it_leave_instructions_alone() -> None:
     kernel = product(296, 200, 64, "tn", batch=2)
     (step,) = machine(kernel).steps
@@ -248,3 +185,40 @@ def test_passes_after_it_leave_instructions_alone() -> None:
     assert parse_kernel(print_kernel(step.kernel)).name == "f"
     np.testing.assert_array_equal(result(step.kernel, {}), result(kernel, {}))
     assert {bf16, f16} >= {t.dtype for t in tiles.pipeline(tiles.pipelines(step.kernel.body)[0]).tiles}  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------- choices
+
+
+def chosen(m: int, n: int, k: int, form: str = "nt", **given: object) -> tuple[str, tuple[str, str]]:
+    """The best way for a product, by name, and who copies."""
+    best = choose_tensor_cores.choices(product(m, n, k, form, **given), TARGET)[0]  # type: ignore[arg-type]
+    found = next(w for w in choose_tensor_cores.WAYS if (w.tile, w.groups, w.teams) == (best.tile, best.groups, best.teams))
+    return found.name, best.copies
+
+
+def test_every_way_leaves_memory_for_the_ring() -> None:
+    for dtype in ("bf16", "f32"):
+        text = print_kernel(product(4096, 4096, 4096)).replace("out: bf16", f"out: {dtype}").replace("bf16(s +", f"{dtype}(s +")
+        kernel = parse_kernel(text.replace("f32(s + f32(bias[j]))", "s"))
+        for step in choose_tensor_cores.choices(kernel, TARGET):
+            width = {"bf16": 2, "f32": 4}[dtype]
+            ring = step.stages * 2 * tiles.SPAN * sum(step.tile) + 16 * step.stages
+            strips = step.strips * step.teams * step.tile[0] * 64 * width
+            assert -(-ring // 1024) * 1024 + strips <= 227 << 10
+            assert step.stages >= 3
+
+
+def test_small_products_have_small_tiles_and_heavy_epilogues_teams() -> None:
+    assert chosen(8192, 8192, 8192)[0] == "128x256"
+    assert chosen(64, 4096, 4096)[0] == "64x64"
+    heavy = "{s} * f32(out[i, j]) / ({s} + 1.5) / ({s} + 2.5) / ({s} + 3.5) / ({s} + 4.5)"
+    assert "teams" in chosen(16384, 3072, 768, result=heavy)[0]
+    assert "teams" in chosen(512, 512, 128, batch=64, form="nn")[0]
+
+
+def test_a_second_team_hides_the_ends_of_tiles() -> None:
+    size = choose_tensor_cores.Size(1, 16384, 3072, 768, work=40)
+    one = next(w for w in choose_tensor_cores.WAYS if w.tile == (128, 128) and w.teams == 1)
+    two = next(w for w in choose_tensor_cores.WAYS if w.tile == (128, 128) and w.teams == 2)
+    assert choose_tensor_cores.cost(size, two, 132) < 0.8 * choose_tensor_cores.cost(size, one, 132)
