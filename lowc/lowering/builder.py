@@ -91,6 +91,7 @@ class Builder:
         atomic: bool = False,
         library: "Library | None" = None,
         alone: bool = False,
+        engine: bool = False,
     ) -> None:
         """``taken``: names that no temp may have."""
         self.choose_parts = choose_parts
@@ -98,6 +99,7 @@ class Builder:
         self.atomic = atomic
         self.library = library or (lambda dtype, x, y: "")
         self.alone = alone
+        self.engine = engine
         self.temps: list[Buffer] = []
         self.steps: list[Step] = []
         self.stem = ""

@@ -39,12 +39,13 @@ def lower(
     """
     taken = [i.name for i in graph.inputs] + [s.name for s in graph.symbols]
     gpu = not device_of(graph).startswith("cpu")
+    engine = gpu and not alone and library is not None
     if alone or (not gpu and options is not None and options.matmul == "own"):
         library = None
     elif not gpu or library is None:
         reason = "on a GPU" if gpu else "lowc's own with option matmul='own'"
         library = lambda dtype, x, y: reason  # noqa: E731
-    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, library=library, alone=alone)
+    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, library=library, alone=alone, engine=engine)
     builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
     builder.used |= {(r.name, r.number) for r in _refs(graph.outputs)}
     metas = [i.meta for i in graph.inputs]
