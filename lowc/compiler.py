@@ -174,10 +174,10 @@ def compile_artifact(
 def _lowered(
     graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str], gpu: Target | None = None
 ) -> Module:
-    from lowc.scheduler import choose_tensor_cores, pipeline
+    from lowc.scheduler import choose_library, pipeline
 
     with trace.phase("lowering"):
-        library = None if gpu is None else choose_tensor_cores.library(gpu, options)
+        library = None if gpu is None else choose_library.library(gpu, options)
         module = lower(graph, options, forbidden, library=library)
     trace.dump("lowering", lambda: pipeline.listing(module, options))
     return module

@@ -64,7 +64,7 @@ class Nest:
     names: dict[str, int] = field(default_factory=dict)
 
 
-Library = Callable[[DType, Sequence[Index], Sequence[Index]], str]
+Library = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
 
 
 class Builder:
@@ -79,7 +79,8 @@ class Builder:
     ``deterministic``: what ``Graph.deterministic`` says.  ``atomic``: reducing stores happen in any order, as on a GPU; else in
     that of the loops.
 
-    ``library``: why a product of tensors of a dtype and of these shapes is ATen's; "" for one that is to be a loop nest.
+    ``library``: why a product is ATen's, "" for one that is to be a loop nest, given its dtype, the shapes of its factors,
+    whether pointwise ops follow (``followed``, of the node at hand), and whether its factors lie as the engine takes them.
     ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
     """
 
@@ -97,9 +98,10 @@ class Builder:
         self.choose_parts = choose_parts
         self.deterministic = deterministic
         self.atomic = atomic
-        self.library = library or (lambda dtype, x, y: "")
+        self.library = library or (lambda dtype, x, y, followed, in_lines: "")
         self.alone = alone
         self.engine = engine
+        self.followed = False
         self.temps: list[Buffer] = []
         self.steps: list[Step] = []
         self.stem = ""

@@ -79,7 +79,7 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
     """
     if x.dtype != y.dtype or x.dtype.kind != "f" or out.dtype.kind != "f":
         raise NotLowered(f"a matrix product of {x.dtype} and {y.dtype}")
-    if why := b.library(x.dtype, x.shape, y.shape):
+    if why := b.library(x.dtype, x.shape, y.shape, b.followed, all(_along(v) is not None for v in (x, y))):
         raise NotLowered(f"a library's ({why})")
     if b.engine and x.dtype.bytes == 2 and len(y.shape) > 1 and len(x.shape) > 1:
         x, y = _in_lines(b, x, y.shape[-1]), _in_lines(b, y, x.shape[-2])
@@ -100,13 +100,10 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
 
 def _in_lines(b: Builder, x: Value, results: Index) -> Value:
     """``x``, or a copy of it, where the engine takes it; each element takes part in ``results`` sums."""
-    if x.strides is None or x.coords is None:
+    if x.strides is None or x.coords is None or _along(x) is not None:
         return x
     matrix = (len(x.shape) - 2, len(x.shape) - 1)
     along = next((d for d in matrix if constant(x.strides[d]) == 1), matrix[1])
-    others = [d for d in range(len(x.shape)) if d != along and not is_one(x.shape[d])]
-    if constant(x.strides[along]) == 1 and all(_whole_lines(i) for i in (x.offset, *(x.strides[d] for d in others))):
-        return x
     if prod(_about(n) for n in x.shape) < LARGE or _about(results) < REUSED or constant(x.shape[along]) is None:
         return x
     order = [d for d in loop_order(x.shape, x.strides) if d != along] + [along]
@@ -117,6 +114,17 @@ def _in_lines(b: Builder, x: Value, results: Index) -> Value:
     out = b.temp(x.dtype, x.shape, tuple(strides))
     b.fill(out, lambda c: b.load(x, c))
     return out
+
+
+def _along(x: Value) -> int | None:
+    """The dimension along which the engine copies ``x`` as it lies; None if it cannot."""
+    if x.strides is None:
+        return None
+    for along in range(max(0, len(x.shape) - 2), len(x.shape)):
+        others = [x.strides[d] for d in range(len(x.shape)) if d != along and not is_one(x.shape[d])]
+        if constant(x.strides[along]) == 1 and all(_whole_lines(i) for i in (x.offset, *others)):
+            return along
+    return None
 
 
 def _whole_lines(index: Index) -> bool:

@@ -1,20 +1,17 @@
-"""Choosing how tensor cores do a contraction, and whether a library would be faster.
+"""Choosing how tensor cores do a contraction.
 
 A product takes rounds of tiles over the multiprocessors.  A tile takes a time for each span of the depth, and a time at its end:
 for what is made of its sums, during which tensor cores wait, unless a second team of threads multiplies meanwhile.  All times are
 in spans of a tile of 128 x 256, which take 1024 cycles if nothing is in the way (docs/design.md section 10).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
 from lowc.ir import tiles
-from lowc.ir.index import Index, constant, lower_bound
 from lowc.ir.nodes import For, Kernel, Load, Stmt, Store
-from lowc.ir.types import DType
 from lowc.ir.walk import exprs, parts
-from lowc.options import Options
 from lowc.scheduler.contraction import Contraction, find, innermost
 from lowc.scheduler.nest import estimate, weight
 from lowc.scheduler.tensor_cores import TensorCores, narrow
@@ -141,25 +138,3 @@ def size_of(found: Contraction) -> Size:
     loaded = {id(p) for s in rest for e in exprs(s) for p in parts(e) if isinstance(p, Load)}
     stored = sum(s.buffer.dtype.bytes for s in rest if isinstance(s, Store))
     return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored)
-
-
-# ---------------------------------------------------------------- whose a product is
-
-
-def library(target: Target, options: Options) -> Callable[[DType, Sequence[Index], Sequence[Index]], str]:
-    """For ``lowering``: why a product of tensors of a dtype and of these shapes is the library's; "" for one of lowc's own."""
-
-    def why(dtype: DType, x: Sequence[Index], y: Sequence[Index]) -> str:
-        if options.matmul != "own":
-            return "lowc's own with option matmul='own'"
-        if ABILITY not in target.ops:
-            return f"lowc's own are for compute capability 9.0, not {target.cpu}"
-        if dtype.bits != 16:
-            return f"lowc's own are of f16 and bf16, not {dtype}"
-        if len(x) < 2 or len(y) < 2 or any(constant(n) in (0, 1) for n in (*x[-2:], y[-1])):
-            return "no product of two matrices"
-        if (lower_bound(x[-1]) or 0) < 1:
-            return "its depth may be 0"
-        return ""
-
-    return why
