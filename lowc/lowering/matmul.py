@@ -81,7 +81,7 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
         raise NotLowered(f"a matrix product of {x.dtype} and {y.dtype}")
     if why := b.library(x.dtype, x.shape, y.shape, b.followed, all(_along(v) is not None for v in (x, y))):
         raise NotLowered(f"a library's ({why})")
-    if b.engine and x.dtype.bytes == 2 and len(y.shape) > 1 and len(x.shape) > 1:
+    if b.engine and x.dtype.bytes == 2 and min(len(x.shape), len(y.shape)) > 1:
         x, y = _in_lines(b, x, y.shape[-1]), _in_lines(b, y, x.shape[-2])
     total = accumulate_dtype(x.dtype)
     batch = len(x.shape) - 2 if len(y.shape) > 2 else 0
@@ -120,7 +120,7 @@ def _along(x: Value) -> int | None:
     """The dimension along which the engine copies ``x`` as it lies; None if it cannot."""
     if x.strides is None:
         return None
-    for along in range(max(0, len(x.shape) - 2), len(x.shape)):
+    for along in range(max(0, len(x.strides) - 2), len(x.strides)):
         others = [x.strides[d] for d in range(len(x.shape)) if d != along and not is_one(x.shape[d])]
         if constant(x.strides[along]) == 1 and all(_whole_lines(i) for i in (x.offset, *others)):
             return along
