@@ -19,7 +19,7 @@ from lowc.ir.index import evaluate
 from lowc.ir.nodes import Kernel
 from lowc.ir.types import DTYPES
 
-PATIENCE = 300.0  # seconds, on a machine that others use
+PATIENCE = 100.0  # seconds, on a machine that others use
 NARROW = {
     "bf16": lambda raw: (raw.astype(np.uint32) << 16).view(np.float32),
     "f16": lambda raw: raw.view(np.float16).astype(np.float32),
@@ -59,6 +59,7 @@ class Machine:
         self.changed = threading.Condition()
         self.named: dict[int, list[int]] = {}
         self.warps = [threading.Barrier(32) for _ in range(threads // 32)]
+        self.groups = [threading.Barrier(128) for _ in range(threads // 128)]
         self.words = [0] * threads
         self.number = 0
         self.failed: list[BaseException] = []
@@ -179,6 +180,7 @@ class Machine:
     # products
 
     def multiply(self, number: int, sums: int, a: int, b: int, adds: int) -> None:
+        self.groups[self.local.thread // 128].wait(PATIENCE)  # none of its warps multiplies without the others
         self.finish(number, sums)
         self.local.pending = (number, a, b, adds)
 
