@@ -30,6 +30,7 @@ from lowc.lowering import (
     scatter,
     scatter_reduce,
     search,
+    sorting,
     variance,
     views,
 )
@@ -336,6 +337,11 @@ REDUCTION: dict[str, Callable[..., Any]] = {
     "aten.cumprod.default": reduce.scan("mul"),
     "aten.cummax.default": running.extremum("max"),
     "aten.cummin.default": running.extremum("min"),
+    "aten.sort.default": sorting.sort,
+    "aten.sort.stable": sorting.sort_stable,
+    "aten.topk.default": sorting.topk,
+    "aten.median.dim": sorting.median,
+    "aten.mode.default": sorting.mode,
     "aten._cdist_forward.default": distance.cdist,
     "aten._cdist_backward.default": distance.cdist_backward,
 }
