@@ -337,6 +337,7 @@ REDUCTION: dict[str, Callable[..., Any]] = {
     "aten.cumprod.default": reduce.scan("mul"),
     "aten.cummax.default": running.extremum("max"),
     "aten.cummin.default": running.extremum("min"),
+    "aten.logcumsumexp.default": running.logcumsumexp,
     "aten.sort.default": sorting.sort,
     "aten.sort.stable": sorting.sort_stable,
     "aten.topk.default": sorting.topk,
