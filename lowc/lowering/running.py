@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
+from lowc.ir.index import Index
 from lowc.ir.nodes import Expr
 from lowc.ir.types import bool_, f64, i64
 from lowc.lowering.builder import Builder
 from lowc.lowering.reduce import only_floats
 from lowc.lowering.scalars import cast, const, is_nan, like, op, select
-from lowc.lowering.values import Value, loop_order
+from lowc.lowering.values import Coords, Value, is_one, loop_order
 from lowc.lowering.views import unsqueezed, wrap
 
 
@@ -62,15 +63,22 @@ def logcumsumexp(b: Builder, out: TensorMeta, self: Value, dim: int) -> Value:
         b.fill(target, lambda c: b.load(self, c))
         return target
     along = wrap(dim, rank)
-    outer = [d for d in loop_order(out.shape, out.strides) if d != along]
+    order = loop_order(out.shape, out.strides)
+    outer, inner = order[: order.index(along)], order[order.index(along) + 1 :]
+    if all(is_one(self.shape[d]) for d in inner):
+        raise NotLowered("logcumsumexp along the innermost dimension: each element waits for the one before, on one lane")
     kept = b.temp(f64, tuple(n for d, n in enumerate(self.shape) if d != along), name=f"{b.stem}_kept")
-    with b.kernel(), b.loops(self.shape, outer) as coords:
-        row = tuple(c for d, c in enumerate(coords) if d != along)
-        b.store(kept, row, const(float("-inf"), f64))
-        with b.loop(self.shape[along], "k") as k:
-            here = tuple(k if d == along else c for d, c in enumerate(coords))
-            total = b.let(_sum_of_exponentials(cast(b.load(self, here), f64), b.load(kept, row)))
-            b.store(kept, row, total)
+    with b.kernel(), b.loops(self.shape, outer) as around:
+
+        def row(within: Sequence[Index]) -> Coords:
+            return tuple(around[d] if d in outer else within[d] for d in range(rank) if d != along)
+
+        with b.loops(self.shape, inner) as within:
+            b.store(kept, row(within), const(float("-inf"), f64))
+        with b.loop(self.shape[along], "k") as k, b.loops(self.shape, inner) as within:
+            here = tuple(k if d == along else around[d] if d in outer else within[d] for d in range(rank))
+            total = b.let(_sum_of_exponentials(cast(b.load(self, here), f64), b.load(kept, row(within))))
+            b.store(kept, row(within), total)
             b.store(target, here, cast(total, out.dtype))
     return target
 
