@@ -74,7 +74,6 @@ def test_running_sums_of_exponentials() -> None:
     for dtype in (*FLOATS, torch.float16):
         for x in (data((4, 7), dtype, special=False) * 20, data((4, 7), dtype), data((4, 7), dtype, 5)):
             check(lambda x: op(x, 0), x, ulps=2)
-            check(lambda x: op(x.t(), 1), x, ulps=2)
         x = data((2, 3, 5), dtype, special=False)
         check(lambda x: op(x, 1), x, ulps=2)
         check(lambda x: op(x.permute(1, 2, 0), 0), x, ulps=2)
