@@ -213,6 +213,7 @@ ACTIVATION: dict[str, Callable[..., Any]] = {
 
 COPIES: dict[str, Callable[..., Any]] = {
     "aten.clone.default": convert.convert,
+    "aten._conj_physical.default": convert.convert,
     "aten._to_copy.default": convert.to_copy,
     "prims.convert_element_type.default": convert.convert,
     "aten.copy.default": convert.copy,
@@ -384,7 +385,9 @@ POOLING: dict[str, Callable[..., Any]] = {
     "aten._adaptive_avg_pool3d.default": pool_adaptive.adaptive_avg_pool(3),
     "aten._adaptive_avg_pool3d_backward.default": pool_adaptive.adaptive_avg_pool_backward(3),
     "aten.max_pool2d_with_indices.default": pool_max.max_pool(2),
+    "aten.max_pool2d_with_indices_backward.default": pool_max.max_pool_backward(2),
     "aten.max_pool3d_with_indices.default": pool_max.max_pool(3),
+    "aten.max_pool3d_with_indices_backward.default": pool_max.max_pool_backward(3),
     "aten.adaptive_max_pool2d.default": pool_max.adaptive_max_pool(2),
     "aten.adaptive_max_pool2d_backward.default": pool_max.adaptive_max_pool_backward(2),
     "aten.adaptive_max_pool3d.default": pool_max.adaptive_max_pool(3),

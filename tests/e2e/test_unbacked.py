@@ -73,6 +73,16 @@ def two_of_them(x: Tensor) -> Tensor:
     return torch.cat([a * 2, b - 1]).abs().sum() + a.shape[0] * b.shape[0]
 
 
+def repeated(x: Tensor) -> Tensor:
+    """Divides coordinates by a size that may be 0."""
+    rows = x[x[:, 0] > 0]
+    return rows.repeat(2, 3) * 2
+
+
+def rolled(x: Tensor) -> Tensor:
+    return x[x[:, 0] > 0].roll(2, 0) * 3
+
+
 FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     nonzero,
     masked_select,
@@ -84,6 +94,8 @@ FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     item_as_start,
     item_as_number,
     two_of_them,
+    repeated,
+    rolled,
 )
 
 
