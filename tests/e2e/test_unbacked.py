@@ -79,10 +79,6 @@ def repeated(x: Tensor) -> Tensor:
     return rows.repeat(2, 3) * 2
 
 
-def rolled(x: Tensor) -> Tensor:
-    return x[x[:, 0] > 0].roll(2, 0) * 3
-
-
 FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     nonzero,
     masked_select,
@@ -95,7 +91,6 @@ FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     item_as_number,
     two_of_them,
     repeated,
-    rolled,
 )
 
 
