@@ -1,8 +1,9 @@
 """Where grid_sampler reads: a coordinate of -1 .. 1 as a place in one dimension of the input, and the slope of that.
 
-ATen has two sets of formulas: its vector code (two dimensions on a CPU, ``cpu/GridSamplerKernel.cpp``), and its scalar code (three
-dimensions, and GPUs; ``GridSampler.h``, ``GridSampler.cuh``).  They agree but for rounding, for how far coordinates are folded
-that lie very far outside, and for NaN.  All is computed in the dtype of the grid, f16 and bf16 rounded at each step, as ATen does.
+ATen has two sets of formulas: its vector code (two dimensions on a CPU, ``cpu/GridSamplerKernel.cpp``), and its scalar code
+(three dimensions, and GPUs; ``GridSampler.h``, ``GridSampler.cuh``).  They agree but for rounding, for how coordinates are
+folded that lie very far outside, and for NaN.  All is computed in the dtype of the grid, f16 and bf16 rounded at each step, as
+ATen does.
 """
 
 from dataclasses import dataclass
@@ -83,8 +84,8 @@ class Side:
         return self.b.let(select(op("lt", low, last), low, last))
 
     def reflected(self, x: Expr) -> tuple[Expr, Expr]:
-        """``x`` folded at both ends (at the middle of the outermost elements, or with ``align`` false at their outer edges), and 1
-        or -1: which way it moves with x."""
+        """``x`` folded at both ends (at the middle of the outermost elements, or with ``align`` false at their outer edges), and
+        1 or -1: which way it moves with x."""
         low = self.number(0 if self.align else -0.5)
         away = op("sub", x, low)
         away = x if self.align and self.vector else self.b.let(away)
@@ -111,7 +112,8 @@ class Side:
         return select(turned, behind, ahead), turned
 
     def _folded_exactly(self, distance: Expr) -> tuple[Expr, Expr]:
-        """Scalar code: the exact remainder of one way, and whether the number of ways is odd (an int of C: none is from 2**31 on)."""
+        """Scalar code: the exact remainder of one way, and whether the number of ways is odd (as an int of C: none from 2**31
+        on)."""
         span = self.length(1 if self.align else 0)
         ways = self.b.let(op("floor", op("div", distance, span)))
         half = op("mul", ways, self.number(0.5))

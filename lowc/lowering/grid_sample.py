@@ -1,8 +1,8 @@
 """grid_sampler_2d and grid_sampler_3d: an input read at places that a grid gives, bilinearly, nearest, or bicubically.
 
-One kernel: for each place of the grid what is needed of it, then all channels.  Elements outside are 0 with ``padding`` 0, and
-weighed as others are: in ATen's vector code (two dimensions on a CPU) a NaN in the grid is a NaN in the result, in its scalar code
-it lies outside.
+One kernel: for each place of the grid what is needed of it, then all channels.  With ``padding`` 0 elements outside are 0.  In
+ATen's vector code (two dimensions on a CPU) they are weighed as others are, so that a NaN in the grid is a NaN in the result; its
+scalar code leaves them out.
 """
 
 from collections.abc import Callable, Sequence

@@ -15,7 +15,6 @@ from lowc.ir.walk import both
 from lowc.lowering.builder import Builder
 from lowc.lowering.grid_place import Side
 from lowc.lowering.grid_sample import (
-    BICUBIC,
     BILINEAR,
     CUBIC,
     NEAREST,
@@ -31,9 +30,6 @@ from lowc.lowering.grid_sample import (
 from lowc.lowering.scalars import cast, const, op, select
 from lowc.lowering.scatter import gathering
 from lowc.lowering.values import Coords, Value, loop_order
-
-# (coordinates behind (n, c), whether there is an element, what it counts, what it counts in the slope along each side)
-Part = tuple[Coords, Expr, Expr | None, tuple[Expr, ...]]
 
 
 def grid_sampler_backward(
@@ -90,7 +86,8 @@ def _reads(
     if mode == NEAREST:
         yield *nearest(b, axes, given), None
     elif mode == BILINEAR:
-        for corner in corners(b, [between(s, s.padded_with_slope(s.unnormalized(x))[0]) for s, x in zip(axes, given, strict=True)]):
+        places = [s.padded_with_slope(s.unnormalized(x))[0] for s, x in zip(axes, given, strict=True)]
+        for corner in corners(b, [between(side, x) for side, x in zip(axes, places, strict=True)]):
             yield corner.coords, corner.mask, corner.weight
     else:
         (taps_x, x), (taps_y, y) = (_cubic(side, g, cubic_weights) for side, g in zip(axes, given, strict=True))

@@ -116,8 +116,9 @@ def _pooled(
 
 
 def max_pool_backward(rank: int) -> Callable[..., Value]:
-    """max_pool2d_with_indices_backward, max_pool3d_with_indices_backward: each element takes what the windows over it send, in their
-    order, if their maximum is there.  Nothing is stored at places that data tells, and the result joins what reads it."""
+    """max_pool2d_with_indices_backward, max_pool3d_with_indices_backward: each element takes what the windows over it send, in
+    their order, if their maximum is there.  Nothing is stored at places that data tells, and the result joins what reads it.
+    """
 
     def lower(
         b: Builder,

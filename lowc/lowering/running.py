@@ -52,8 +52,8 @@ def extremum(reducer: str) -> Callable[..., tuple[Value, ...]]:
 
 
 def logcumsumexp(b: Builder, out: TensorMeta, self: Value, dim: int) -> Value:
-    """log(exp(x[0]) + ... + exp(x[k])), one element after the other in f64 as in ATen: no reducer does it, so that what there is of a
-    row is kept in memory."""
+    """log(exp(x[0]) + ... + exp(x[k])), one element after the other in f64 as in ATen: no reducer does it, so that what there is
+    of a row is kept in memory."""
     only_floats(self, "logcumsumexp")
     if b.choose_parts:
         raise NotLowered("logcumsumexp on a GPU")

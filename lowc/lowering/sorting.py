@@ -1,7 +1,7 @@
 """Short rows sorted in registers: sort, topk, median and mode along a dimension of at most ``SHORT`` elements.
 
-Every exchange is between neighbours and only where they are out of order, so that equal elements stay in theirs.  ATen's sort that
-is not asked to be stable is so, too, up to 16 elements (``std::sort`` inserts these); longer rows are ATen's.  NaNs are the
+Every exchange is between neighbours and only where they are out of order, so that equal elements stay in theirs.  ATen's sort
+that is not asked to be stable is so, too, up to 16 elements (``std::sort`` inserts these); longer rows are ATen's.  NaNs are the
 greatest.  On a GPU only what is stable by request has a defined order.
 """
 
@@ -83,7 +83,7 @@ def median(
 def mode(
     b: Builder, outs: Sequence[TensorMeta | None], self: Value, dim: int = -1, keepdim: bool = False
 ) -> tuple[Value, ...]:
-    """The smallest of the most frequent integers, the last of equal ones.  ATen sorts floats by ``<`` alone, which a NaN upsets."""
+    """The smallest of the most frequent integers, the last of equal ones.  (Floats: ATen sorts by ``<``, which a NaN upsets.)"""
     if self.dtype.kind == "f":
         raise NotLowered("the mode of floats")
 

@@ -18,7 +18,8 @@ def equals(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.T
     if not dtype.is_floating_point:
         return x.to(dtype)
     picks = torch.tensor([1.0, 0.0, -0.0, float("nan"), float("inf")])
-    return torch.where(torch.rand(shape, generator=rng) < 0.5, picks[torch.randint(0, 5, shape, generator=rng)], x.float()).to(dtype)
+    special = picks[torch.randint(0, 5, shape, generator=rng)]
+    return torch.where(torch.rand(shape, generator=rng) < 0.5, special, x.float()).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS, *BOOL])
