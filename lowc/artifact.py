@@ -39,11 +39,29 @@ def runs(module: "Module", apart: bool = False) -> "list[tuple[int, ...] | Exter
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMap:
+    """What the engine that copies boxes of a tensor needs to know of one; the driver writes it into 128 bytes, which are a param.
+
+    ``param``: position of the buffer.  ``dtype``: in ``MAP_DTYPES``.  ``offset`` in bytes; ``sizes`` in elements, innermost
+    first; ``strides`` in bytes, of the dimensions but the first, whose elements are neighbours; ``box``: elements along
+    each dimension that are copied at a time.  All over the kernel's sizes.
+    """
+
+    param: int
+    dtype: str
+    offset: Index
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    box: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """How a GPU kernel is launched.
 
     ``symbol``: its name in the PTX.  ``grid``: blocks, over the kernel's sizes.  ``threads``: of a block, (x, y).
-    ``shared``: bytes of dynamic shared memory.  ``aligned``: positions of params that must be 16-byte aligned.
+    ``shared``: bytes of dynamic shared memory.  ``aligned``: positions of params that must be 16-byte aligned.  ``maps``: its
+    last params.
     """
 
     symbol: str
@@ -51,6 +69,7 @@ class Entry:
     threads: tuple[int, int]
     shared: int
     aligned: tuple[int, ...]
+    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +92,11 @@ class Record(IntEnum):
     ``LAUNCH``: function, blocks, threads (x + y << 32), bytes of dynamic shared memory, stream, address of the list of params,
     number of params + (first scratch slot << 32).  A param below 0 is the inverted address of its value; otherwise it is the slot
     that has the value.  ``MEMSET``: slot of the address, byte, number of bytes, stream.  ``RECORD`` and ``WAIT``: slot of the
-    event, stream.  ``OFFSET``: slot to fill, slot of an address, bytes to add.
+    event, stream.  ``OFFSET``: slot to fill, slot of an address, bytes to add.  ``MAP``: blocks, slot of an address, first of the
+    sixteen slots to fill, addresses of ``MAP_VALUES`` values and of a ``MAP_FORM``; nothing is done where there are no blocks.
 
-    "blocks", "number of bytes" and "bytes to add" are numbers, or the inverted (``~``) number of a slot.  "stream" is a slot, or
-    -1 for the stream of the call.
+    "blocks", "number of bytes", "bytes to add" and the values of a map are numbers, or the inverted (``~``) number of a slot.
+    "stream" is a slot, or -1 for the stream of the call.
     """
 
     LAUNCH = 1
@@ -84,9 +104,15 @@ class Record(IntEnum):
     RECORD = 3
     WAIT = 4
     OFFSET = 5
+    MAP = 6
 
 
 RECORD_WORDS = 8
+MAP_SLOTS = 16  # of a tensor map's 128 bytes
+MAP_RANK = 5  # dimensions at most
+MAP_VALUES = 2 * MAP_RANK  # of a MAP record: the offset in bytes, then sizes, then strides in bytes
+MAP_FORM = 2 + 2 * MAP_RANK  # 32-bit words: the driver's number of the dtype, the rank, the box, the steps within it (1)
+MAP_DTYPES = {"f16": 6, "f32": 7, "bf16": 9}  # CUtensorMapDataType
 
 # What the walker of launch tables finds in its table of functions, behind the context.
 DRIVER_FUNCTIONS = (
@@ -96,6 +122,7 @@ DRIVER_FUNCTIONS = (
     "cuMemsetD8Async",
     "cuEventRecord",
     "cuStreamWaitEvent",
+    "cuTensorMapEncodeTiled",
 )
 
 

@@ -97,7 +97,7 @@ def cross_compile(graph: Graph, target: Target, options: Options, trace: Trace, 
     trace.dump("graph", lambda: print_graph(graph))
 
     def attempt(forbidden: frozenset[str]) -> Artifact:
-        return _gpu_artifact(_lowered(graph, options, trace, forbidden), target, options, trace)
+        return _gpu_artifact(_lowered(graph, options, trace, forbidden, target), target, options, trace)
 
     with collection_paused():
         artifact = _with_fallbacks(graph, options, trace, attempt)
@@ -149,9 +149,12 @@ def compile_artifact(
     kind, _, index = device_of(graph).partition(":")
     if kind not in ("cpu", "cuda"):
         raise Unsupported(f"tensors on device {kind}", hint="lowc compiles for cpu and cuda")
-    module = _lowered(graph, options, trace, forbidden)
     if kind == "cuda":
-        return _compile_gpu(module, int(index or 0), with_stream(options, graph.name), trace)
+        with trace.phase("target"):
+            gpu = gpu_target(int(index or 0))
+        module = _lowered(graph, options, trace, forbidden, gpu)
+        return _compile_gpu(module, gpu, int(index or 0), with_stream(options, graph.name), trace)
+    module = _lowered(graph, options, trace, forbidden)
     if options.isa == "interp":
         return _interpreted(module)
     from lowc.backends import x86
@@ -168,11 +171,14 @@ def compile_artifact(
     return artifact, lambda made, constants: _bind_x86(made, constants, graph.name == "forward")
 
 
-def _lowered(graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str]) -> Module:
-    from lowc.scheduler import pipeline
+def _lowered(
+    graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str], gpu: Target | None = None
+) -> Module:
+    from lowc.scheduler import choose_library, pipeline
 
     with trace.phase("lowering"):
-        module = lower(graph, options, forbidden)
+        library = None if gpu is None else choose_library.library(gpu, options)
+        module = lower(graph, options, forbidden, library=library)
     trace.dump("lowering", lambda: pipeline.listing(module, options))
     return module
 
@@ -210,13 +216,13 @@ def gpu_target(index: int) -> Target:
     return nvptx.target(known.capability, known.processors, known.driver, known.l2)
 
 
-def _compile_gpu(module: Module, index: int, options: Options, trace: Trace) -> tuple[Artifact, Bind]:
+def _compile_gpu(
+    module: Module, target: Target, index: int, options: Options, trace: Trace
+) -> tuple[Artifact, Bind]:
     """The artifact of a module @LOOPS for GPU ``index``.  (``options.isa`` is about CPUs.)"""
     from lowc.backends.nvptx import walker
     from lowc.runtime.cuda import program
 
-    with trace.phase("target"):
-        target = gpu_target(index)
     if options.dump:
         options = replace(options, dump=trace.dump_dir)  # code that is rejected goes beside the graph's own files
     artifact = _gpu_artifact(module, target, options, trace)

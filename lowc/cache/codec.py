@@ -24,7 +24,8 @@ from lowc.cache.entry import Damaged
 from lowc.host import Host
 
 if TYPE_CHECKING:
-    from lowc.artifact import Artifact, Entry
+    from lowc.artifact import Artifact, Entry, TensorMap
+    from lowc.ir.index import Index
 
 Literal = str | float | complex
 
@@ -69,7 +70,7 @@ def encode(artifact: "Artifact", host: Host, bytecode: CodeType) -> dict[str, by
         "slots": artifact.slots,
         "symbols": [step.symbol for step in artifact.program if isinstance(step, Native)],
         "entries": {
-            name: [entry.symbol, text(entry.grid), entry.threads, entry.shared, entry.aligned]
+            name: [entry.symbol, text(entry.grid), entry.threads, entry.shared, entry.aligned, [_map(m) for m in entry.maps]]
             for name, entry in artifact.entries.items()
         },
         "host": {
@@ -130,14 +131,28 @@ def _literal(kind: str, value: str) -> Literal:
     return complex(real, imaginary) if kind == "complex" else float(real)
 
 
+def _map(each: "TensorMap") -> list[Any]:
+    from lowc.ir.index import text
+
+    sizes, strides = [text(n) for n in each.sizes], [text(n) for n in each.strides]
+    return [each.param, each.dtype, text(each.offset), sizes, strides, each.box]
+
+
 def _entry(data: list[Any], sizes: Mapping[str, Any]) -> "Entry":
-    from lowc.artifact import Entry
+    from lowc.artifact import Entry, TensorMap
     from lowc.ir.expressions import Scope, parse_index
     from lowc.ir.lexer import Cursor
 
-    symbol, grid, threads, shared, aligned = data
+    symbol, grid, threads, shared, aligned, maps = data
     scope = Scope()
     for name, size in sizes.items():
         scope.add(name, size)
-    index = parse_index(Cursor(grid), scope)
-    return Entry(symbol, index, (threads[0], threads[1]), shared, tuple(aligned))
+
+    def index(text: str) -> "Index":
+        return parse_index(Cursor(text), scope)
+
+    found = [
+        TensorMap(param, dtype, index(offset), tuple(map(index, lengths)), tuple(map(index, strides)), tuple(box))
+        for param, dtype, offset, lengths, strides, box in maps
+    ]
+    return Entry(symbol, index(grid), (threads[0], threads[1]), shared, tuple(aligned), tuple(found))

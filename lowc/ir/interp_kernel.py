@@ -144,7 +144,7 @@ class _Compiler:
         extent_of = compile_indices((stmt.axis.extent,))
         body = self.block(stmt.body)
         # a loop that reads what it accumulates is serial in meaning, whatever its kind
-        shuffle = self.shuffle if stmt.kind.name != "serial" and not running(stmt) else None
+        shuffle = self.shuffle if stmt.kind.name not in ("serial", "pipeline") and not running(stmt) else None
         at_once = shuffle is None and id(stmt) in self.lanes.parallel
         volume = self.volume(stmt)
         scans = self.lanes.scans.get(id(stmt), ())

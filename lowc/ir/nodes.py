@@ -96,12 +96,13 @@ Expr = Const | Var | Load | FromIndex | Op
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How an axis is bound: serial, parallel, vector, unroll, block, thread, warp, instr.
+    """How an axis is bound: serial, parallel, vector, unroll, block, thread, warp, instr, pipeline, teams.
 
     A vector loop whose extent is no multiple of ``width`` runs its last strip masked.  ``interleave``: strips that a vector
     loop keeps in flight at a time, each with accumulators of its own (hides the latency of reductions).
     ``width`` is the lanes of a vector axis, the factor of an unrolled one, the threads of a thread axis, the iterations of a
-    parallel one below which it stays on one core; ``key`` names the instruction of an instr axis (the nest is its meaning).
+    parallel one below which it stays on one core, the stages of a pipeline, the teams of threads that have iterations in turn;
+    ``key`` names the instruction of an instr axis (the nest is its meaning).
     """
 
     name: str = "serial"

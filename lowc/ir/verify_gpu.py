@@ -30,10 +30,11 @@ from lowc.ir.nodes import (
 )
 from lowc.ir.printer import print_kernel_lines
 from lowc.ir.scan import read, walk_in_order
+from lowc.ir.verify_tiles import broken
 from lowc.ir.verify_values import excerpt
 from lowc.ir.walk import exprs, indices, parts, statements
 
-KINDS = frozenset({"serial", "unroll", "vector", "thread", "instr"})
+KINDS = frozenset({"serial", "unroll", "vector", "thread", "instr", "pipeline", "teams"})
 MAX_THREADS = 1024
 Dims = frozenset[str]
 
@@ -83,6 +84,9 @@ def verify_kernel_threads(kernel: Kernel) -> None:
     if s.threads.get("x", 1) * s.threads.get("y", 1) > MAX_THREADS:
         s.stmt = kernel
         s.fail(f"{s.threads['x']} x {s.threads['y']} threads; a block has {MAX_THREADS} at most")
+    if (wrong := broken(kernel)) is not None:
+        s.stmt, rule = wrong
+        s.fail(rule)
     _block(s, body)
     for name, places in s.places.items():
         _local(s, name, places)

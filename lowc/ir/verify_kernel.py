@@ -27,7 +27,10 @@ from lowc.ir.verify_values import (
     varying,
 )
 
-KINDS = {"serial": 0, "parallel": 0, "vector": 1, "unroll": 1, "block": 0, "thread": 1, "warp": 0, "instr": 0}
+KINDS = {
+    "serial": 0, "parallel": 0, "vector": 1, "unroll": 1, "block": 0, "thread": 1, "warp": 0, "instr": 0, "pipeline": 1,
+    "teams": 2,
+}  # fmt: skip
 """Kinds of loops, and the least width of each."""
 SPACES = ("global", "shared", "local")
 

@@ -64,6 +64,9 @@ class Nest:
     names: dict[str, int] = field(default_factory=dict)
 
 
+Library = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
+
+
 class Builder:
     """``temps`` and ``steps`` of the module so far.  ``stem`` and ``origin`` are of the node being lowered;
     ``offsets`` holds the storage offsets of inputs, ``restrided`` the temps whose strides are not those that the graph says,
@@ -76,8 +79,9 @@ class Builder:
     ``deterministic``: what ``Graph.deterministic`` says.  ``atomic``: reducing stores happen in any order, as on a GPU; else in
     that of the loops.
 
-    ``own_matmul``: matrix products are loop nests, too; else calls of ATen.  ``alone``: nothing can be left to ATen, so
-    that convolutions are loop nests as well.
+    ``library``: why a product is ATen's, "" for one that is to be a loop nest, given its dtype, the shapes of its factors,
+    whether pointwise ops follow (``followed``, of the node at hand), and whether its factors lie as the engine takes them.
+    ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
     """
 
     def __init__(
@@ -86,15 +90,18 @@ class Builder:
         choose_parts: bool = False,
         deterministic: bool = False,
         atomic: bool = False,
-        own_matmul: bool = False,
+        library: "Library | None" = None,
         alone: bool = False,
+        engine: bool = False,
     ) -> None:
         """``taken``: names that no temp may have."""
         self.choose_parts = choose_parts
         self.deterministic = deterministic
         self.atomic = atomic
-        self.own_matmul = own_matmul
+        self.library = library or (lambda dtype, x, y, followed, in_lines: "")
         self.alone = alone
+        self.engine = engine
+        self.followed = False
         self.temps: list[Buffer] = []
         self.steps: list[Step] = []
         self.stem = ""

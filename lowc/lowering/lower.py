@@ -12,29 +12,43 @@ from lowc.ir import arithmetic
 from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of
 from lowc.ir.index import Index, Symbol, atoms, constant
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
-from lowc.lowering.builder import Builder
-from lowc.lowering.table import COPYING, SIZES, TABLE
+from lowc.lowering.builder import Builder, Library
+from lowc.lowering.table import ACTIVATION, COPYING, POINTWISE, SIZES, TABLE
 from lowc.lowering.values import Value, contiguous_strides, whole
 from lowc.options import Options
 
+ROWS_AT_ONCE = frozenset({"aten._softmax.default", "aten._log_softmax.default"})
+ELEMENTWISE = (POINTWISE.keys() | ACTIVATION.keys()) - ROWS_AT_ONCE
+RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 Env = dict[str, tuple[Any, ...]]
 
 
 def lower(
-    graph: Graph, options: Options | None = None, forbid: frozenset[str] = frozenset(), *, alone: bool = False
+    graph: Graph,
+    options: Options | None = None,
+    forbid: frozenset[str] = frozenset(),
+    *,
+    alone: bool = False,
+    library: Library | None = None,
 ) -> Module:
     """The module at level LOOPS that computes ``graph``: one kernel for each op, or an extern call with the reason.
 
     The nodes named in ``forbid`` become extern calls whatever they are.  ``alone``: what has a loop nest that is slower than
-    ATen has it nevertheless; there will be no ATen.
+    ATen has it nevertheless; there will be no ATen.  ``library``: on a GPU, why a matrix product is ATen's (``Builder``); all are
+    if nothing is given.
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
     one that returns a window of an input at a place that only a call tells.
     """
     taken = [i.name for i in graph.inputs] + [s.name for s in graph.symbols]
     gpu = not device_of(graph).startswith("cpu")
-    own_matmul = alone or (options is not None and options.matmul == "own" and not gpu)
-    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, own_matmul=own_matmul, alone=alone)
+    engine = gpu and not alone and library is not None
+    if alone or (not gpu and options is not None and options.matmul == "own"):
+        library = None
+    elif not gpu or library is None:
+        reason = "on a GPU" if gpu else "lowc's own with option matmul='own'"
+        library = lambda dtype, x, y, followed, in_lines: reason  # noqa: E731
+    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, library=library, alone=alone, engine=engine)
     builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
     builder.used |= {(r.name, r.number) for r in _refs(graph.outputs)}
     metas = [i.meta for i in graph.inputs]
@@ -45,7 +59,9 @@ def lower(
     inputs: list[Buffer | Symbol | None] = []
     for given in graph.inputs:
         inputs.append(_input(given.name, given.meta, builder, env))
+    followed = _followed(graph)
     for node in graph.nodes:
+        builder.followed = node.name in followed
         env[node.name] = _node(builder, node, env, devices, node.name in forbid)
     results = [_resolve(o, env) for o in graph.outputs]
     for value in _tensors(tuple(results)):
@@ -56,6 +72,23 @@ def lower(
             )
     outputs = tuple(_outside(builder, r) for r in results)
     return Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
+
+
+def _followed(graph: Graph) -> set[str]:
+    """The nodes of which nothing but a pointwise op makes use, perhaps through a view of another shape."""
+    users: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        for name in {r.name for r in _refs((node.args, tuple(a for _, a in node.kwargs)))}:
+            users.setdefault(name, []).append(node)
+    returned = {r.name for r in _refs(graph.outputs)}
+    found: set[str] = set()
+    for node in reversed(graph.nodes):
+        using = users.get(node.name, [])
+        if len(using) == 1 and node.name not in returned:
+            (user,) = using
+            if user.target in ELEMENTWISE or (user.target in RESHAPES and user.name in found):
+                found.add(node.name)
+    return found
 
 
 def _input(name: str, meta: TensorMeta | Index | None, builder: Builder, env: Env) -> Buffer | Symbol | None:

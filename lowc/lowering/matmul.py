@@ -6,19 +6,27 @@
 
 Operands of f16 and bf16 are widened, so that they are summed in f32 and rounded once.  What ``alpha``, ``beta`` and the
 added tensor do is an epilogue: an expression of the sum.
+
+On a GPU the engine that brings factors to tensor cores takes rows (or columns) that begin at multiples of 16 bytes.  Large
+factors that lie otherwise are copied first: [4096, 4097] as rows of 4104 elements, of which the last 7 are never read.
 """
 
 from collections.abc import Callable
+from math import prod
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import Index, constant
+from lowc.ir.index import ONE, Index, constant
 from lowc.ir.nodes import Expr
 from lowc.ir.types import accumulate_dtype
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op
-from lowc.lowering.values import Coords, Value
+from lowc.lowering.values import Coords, Value, is_one, loop_order
 
+LINE = 8  # elements of 16 bits that the engine copies at least
+LARGE = 1 << 18  # elements of a factor from which a copy pays …
+REUSED = 256  # … if each takes part in so many results
+UNKNOWN = 1024  # what a size of the call is taken for
 Number = Index | bool | int | float
 Epilogue = Callable[[Expr, Coords], Expr]
 
@@ -69,10 +77,12 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
 
     The other dimensions of ``out`` are those that both have in front, then x's own, then y's own.
     """
-    if not b.own_matmul:
-        raise NotLowered("a library's, on a GPU" if b.atomic else "a library's (lowc's own with option matmul='own')")
     if x.dtype != y.dtype or x.dtype.kind != "f" or out.dtype.kind != "f":
         raise NotLowered(f"a matrix product of {x.dtype} and {y.dtype}")
+    if why := b.library(x.dtype, x.shape, y.shape, b.followed, all(_along(v) is not None for v in (x, y))):
+        raise NotLowered(f"a library's ({why})")
+    if b.engine and x.dtype.bytes == 2 and len(y.shape) > 1 and len(x.shape) > 1:
+        x, y = _in_lines(b, x, y.shape[-1]), _in_lines(b, y, x.shape[-2])
     total = accumulate_dtype(x.dtype)
     batch = len(x.shape) - 2 if len(y.shape) > 2 else 0
     own = len(x.shape) - 1
@@ -88,3 +98,40 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
     return target
 
 
+def _in_lines(b: Builder, x: Value, results: Index) -> Value:
+    """``x``, or a copy of it, where the engine takes it; each element takes part in ``results`` sums."""
+    if x.strides is None or x.coords is None or _along(x) is not None:
+        return x
+    matrix = (len(x.shape) - 2, len(x.shape) - 1)
+    along = next((d for d in matrix if constant(x.strides[d]) == 1), matrix[1])
+    if prod(_about(n) for n in x.shape) < LARGE or _about(results) < REUSED or constant(x.shape[along]) is None:
+        return x
+    order = [d for d in loop_order(x.shape, x.strides) if d != along] + [along]
+    strides, step = [ONE] * len(order), ONE
+    for d in reversed(order):
+        strides[d] = step
+        step = step * (-(-(constant(x.shape[d]) or 0) // LINE) * LINE if d == along else x.shape[d])
+    out = b.temp(x.dtype, x.shape, tuple(strides))
+    b.fill(out, lambda c: b.load(x, c))
+    return out
+
+
+def _along(x: Value) -> int | None:
+    """The dimension along which the engine copies ``x`` as it lies; None if it cannot."""
+    if x.strides is None:
+        return None
+    for along in range(max(0, len(x.shape) - 2), len(x.shape)):
+        others = [x.strides[d] for d in range(len(x.shape)) if d != along and not is_one(x.shape[d])]
+        if constant(x.strides[along]) == 1 and all(_whole_lines(i) for i in (x.offset, *others)):
+            return along
+    return None
+
+
+def _whole_lines(index: Index) -> bool:
+    return all(c % LINE == 0 for _, c in index.terms)
+
+
+def _about(extent: Index) -> int:
+    """An extent, or what is taken for one that only the call tells."""
+    number = constant(extent)
+    return UNKNOWN if number is None else number

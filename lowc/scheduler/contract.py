@@ -10,8 +10,9 @@ from lowc.scheduler.grid import Grid, grid
 from lowc.scheduler.outward import Outward, outward
 from lowc.scheduler.pack import Pack, pack
 from lowc.scheduler.registers import Registers, registers
+from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
-Step = Primitive | Grid | Outward | Pack | Registers | Dots | Gather
+Step = Primitive | Grid | Outward | Pack | Registers | Dots | Gather | TensorCores
 
 
 def apply(kernel: Kernel, step: Step) -> Kernel:
@@ -28,6 +29,8 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
         body = at_loop(body, step.axis, lambda loop: registers(loop, step, taken))
     elif isinstance(step, Gather):
         body = at_loop(body, step.axis, lambda loop: gather(loop, step, taken))
+    elif isinstance(step, TensorCores):
+        body = at_loop(body, step.axis, lambda loop: tensor_cores(loop, step, taken))
     elif isinstance(step, Dots):
         body = at_loop(body, step.axis, lambda loop: dots(loop, step, taken))
     else:

@@ -3,7 +3,8 @@
 Before:  for j in N { y[j] = x[j] * (1 / sqrt(v[i] + eps)) }      after:  h = 1 / sqrt(v[i] + eps)
                                                                           for j in N { y[j] = x[j] * h }
 
-Nothing leaves a block loop: what blocks have in common each of them computes.
+Nothing leaves a block loop: what blocks have in common each of them computes.  Nor does anything leave an instruction's nest or a
+pipeline, which have a form.
 
 Moves whole lets and the largest invariant parts of expressions, of loads only where the loop surely runs (a load before a
 loop of no iterations could be out of bounds).  Checks and masked values stay.  Inner loops first, so that a value travels as
@@ -68,8 +69,10 @@ class _Hoister:
 
     def loop(self, loop: For) -> list[Stmt]:
         """The loop, after what has left it."""
+        if loop.kind.name == "instr":  # the nest is an instruction as it stands
+            return [loop]
         body = self.block(loop.body)
-        if loop.kind.name == "block":
+        if loop.kind.name in ("block", "pipeline"):
             return [For(loop.axis, body, loop.kind)]
         variant: set[Atom] = {loop.axis}
         written: set[int] = set()

@@ -15,7 +15,7 @@ Linear: decisions are made once from the last step to the first, then each kerne
 from collections.abc import Sequence
 from math import prod
 
-from lowc.ir.index import ONE, ZERO, Axis, Index, constant, depends_on, lower_bound, split
+from lowc.ir.index import ONE, ZERO, Axis, Index, Symbol, atoms, constant, depends_on, lower_bound, split
 from lowc.ir.nodes import (
     Buffer,
     Const,
@@ -29,6 +29,7 @@ from lowc.ir.nodes import (
     Load,
     Module,
     Stmt,
+    Update,
     Var,
 )
 from lowc.ir.walk import (
@@ -42,11 +43,13 @@ from lowc.ir.walk import (
     names,
     parts,
     rewrite,
+    statements,
     stores,
     with_mask,
     zero_outside,
 )
 from lowc.options import Options
+from lowc.scheduler.contraction import is_product
 from lowc.scheduler.nest import MapNest, as_map, estimate, is_free, numel, prune, step_reads, uses, weight
 from lowc.scheduler.rename import apart, fresh
 from lowc.target import Target
@@ -119,6 +122,8 @@ def _choose(module: Module, blocked: set[int], branches: bool) -> dict[int, tupl
             continue
         if any(isinstance(module.steps[c], Extern) for c in consumers):
             continue
+        if branches and not _is_view(nest) and any(_is_factor(module.steps[c], nest.out) for c in consumers):
+            continue
         own_roots = frozenset[int]().union(*(roots[c] for c in consumers))
         if not _order_kept(step, number, own_roots, used.writers):
             continue
@@ -136,6 +141,29 @@ def _choose(module: Module, blocked: set[int], branches: bool) -> dict[int, tupl
             if not whole:
                 partial.add(number)
     return chosen
+
+
+def _is_view(nest: MapNest) -> bool:
+    """Whether ``nest`` copies what lies in even steps, and not to have rows that begin elsewhere (``lowering.matmul``)."""
+    value = nest.value
+    if nest.lets or not isinstance(value, Load) or value.mask is not None or _has_gaps(nest.out):
+        return False
+    return all(isinstance(a, Axis | Symbol) for i in value.index for a in atoms(i))
+
+
+def _has_gaps(buffer: Buffer) -> bool:
+    """Whether what follows a row lies further than the row is long."""
+    several = [d for d, n in enumerate(buffer.shape) if constant(n) != 1]
+    row = next((d for d in several if constant(buffer.strides[d]) == 1), None)
+    return row is not None and len(several) > 1 and all(buffer.strides[d] != buffer.shape[row] for d in several if d != row)
+
+
+def _is_factor(step: Launch | Extern, buffer: Buffer) -> bool:
+    """Whether a product reads ``buffer``: on a GPU an engine copies factors, and computes nothing."""
+    assert isinstance(step, Launch)
+    loops = [s for s in statements(step.kernel.body) if isinstance(s, For)]
+    depths = [f for f in loops if any(isinstance(s, Update) and is_product(s.values[0]) for s in f.body)]
+    return any(load.buffer is buffer for load in loads(depths))
 
 
 def _order_kept(step: Launch, number: int, roots: frozenset[int], writers: dict[int, list[int]]) -> bool:

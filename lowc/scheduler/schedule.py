@@ -9,7 +9,7 @@ is left to the call (``versions``).
 from lowc.errors import ScheduleError
 from lowc.ir.nodes import Kernel, Module
 from lowc.options import Options
-from lowc.scheduler import apply_simt, cascade, choose_contraction, choose_simt, contract
+from lowc.scheduler import apply_simt, cascade, choose_contraction, choose_simt, choose_tensor_cores, contract
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
 from lowc.scheduler.nest import expand_kernels, map_kernels
@@ -20,7 +20,9 @@ from lowc.target import Target
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with loops bound to cores and lanes, or to blocks and threads."""
     if target.kind == "nvptx":
-        return expand_kernels(module, lambda kernel: versions(kernel, lambda k: _simt(k, target)))
+        return expand_kernels(
+            module, lambda kernel: _tensor_cores(kernel, target) or versions(kernel, lambda k: _simt(k, target))
+        )
 
     def each(kernel: Kernel) -> Kernel:
         tiled = _contraction(kernel, target, options.threads)
@@ -51,6 +53,16 @@ def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None
             continue
         return new
     return None
+
+
+def _tensor_cores(kernel: Kernel, target: Target) -> tuple[Kernel, ...]:
+    """``kernel`` by the first way of doing it on tensor cores that is legal; nothing if there is none."""
+    for step in choose_tensor_cores.choices(kernel, target):
+        try:
+            return (contract.apply(kernel, step),)
+        except ScheduleError:
+            continue
+    return ()
 
 
 def _simt(kernel: Kernel, target: Target) -> Kernel:

@@ -49,6 +49,7 @@ from lowc.ir.walk import (
     stores,
 )
 from lowc.options import Options
+from lowc.scheduler import choose_tensor_cores
 from lowc.scheduler.apply_simt import conflict_of_threads, is_scan, sunk
 from lowc.scheduler.choose_simt import blocks_of_columns, is_column
 from lowc.scheduler.nest import chain, depends, estimate, iterations, nested, numel, one_loop
@@ -88,7 +89,7 @@ class _Part:
 
 class _Splitter:
     def __init__(self, step: Launch, target: Target, taken: set[str], temps: list[Buffer]) -> None:
-        self.step = step
+        self.step, self.target = step, target
         self.blocks = PARTS * target.cores
         self.taken = taken
         self.temps = temps
@@ -98,6 +99,8 @@ class _Splitter:
 
     def launches(self) -> list[Launch]:
         body = self.step.kernel.body
+        if choose_tensor_cores.contraction(self.step.kernel, self.target) is not None:
+            return [self.step]
         if _is_grid(body):
             self.grid(body[0])  # type: ignore[arg-type]
         elif sum(_work(s) for s in body) <= SMALL:

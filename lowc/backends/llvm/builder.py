@@ -180,6 +180,30 @@ class Builder:
             for (type_, old), value in zip(carried, new, strict=True)
         ]
 
+    def either(self, condition: str, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        """if condition: then(), else: otherwise()."""
+        labels = self.name("then"), self.name("else")
+        done = self.name("done")
+        self.line(f"br i1 {condition}, label {labels[0]}, label {labels[1]}")
+        for label, body in zip(labels, (then, otherwise), strict=True):
+            self.label(label)
+            self.scopes.append({})
+            body()
+            self.scopes.pop()
+            self.line(f"br label {done}")
+        self.label(done)
+
+    def until(self, body: Callable[[], str]) -> None:
+        """do body() until what it gives (an i1) holds."""
+        head, done = self.name("again"), self.name("done")
+        self.line(f"br label {head}")
+        self.label(head)
+        self.scopes.append({})
+        held = body()
+        self.scopes.pop()
+        self.line(f"br i1 {held}, label {done}, label {head}")
+        self.label(done)
+
     def leave(self, condition: str, lines: Sequence[str], result: str = "void") -> None:
         """if condition: the instructions ``lines``, and a return of ``result`` from the function."""
         failed, following = self.name("then"), self.name("else")

@@ -14,6 +14,7 @@ from lowc.backends.nvptx import assembler
 from lowc.backends.nvptx import module as _module
 from lowc.backends.nvptx.detect import default, target
 from lowc.backends.nvptx.kernel import symbol
+from lowc.backends.nvptx.ring import BOUNDED
 from lowc.ir.nodes import Module
 from lowc.options import Options
 from lowc.target import Target
@@ -23,6 +24,8 @@ __all__ = ["compile_module", "default", "located", "stages", "symbol", "target"]
 
 def compile_module(module: Module, target: Target, options: Options) -> Artifact:
     """The Artifact for a module @MACHINE.  Raises CodegenError, naming the kernel, for what has no code."""
+    if options.check:  # a wait that never ends becomes an error
+        target = replace(target, ops=target.ops | {BOUNDED})
     artifact = _module.compile_module(module, target)
     if options.ptxas == "auto" and artifact.code:
         return replace(artifact, cubin=assembler.assembled(artifact.code, target.cpu, options.dump))

@@ -6,7 +6,7 @@ from lowc.backends.llvm.types import memory as memory_type
 from lowc.backends.llvm.values import Val, binary, const, select
 from lowc.backends.nvptx.atomics import atomic, combine
 from lowc.backends.nvptx.operations import AMPERE, apply, cast, narrow_pair
-from lowc.backends.nvptx.thread import WORD, Memory, Thread, Vals, flat, lanes_of, plus, total, varies
+from lowc.backends.nvptx.thread import WORD, Memory, Number, Thread, Vals, flat, lanes_of, plus, total, varies
 from lowc.errors import CodegenError
 from lowc.ir.index import Index, constant, split
 from lowc.ir.nodes import Buffer
@@ -14,6 +14,7 @@ from lowc.ir.ops import identity
 from lowc.ir.types import DType, bf16, bool_, f32
 
 WIDE = 16  # bytes of the widest access
+LINE, PIECES = 128, 8  # bytes, and pieces of 16 bytes, over which memory for tensor cores is swizzled
 WIDE_LOCAL = 4  # of memory that becomes registers
 POINTER = {0: "ptr", 1: "ptr addrspace(1)", 3: "ptr addrspace(3)"}
 
@@ -36,14 +37,30 @@ def _address(t: Thread, buffer: Buffer, place: Index, lane: int) -> tuple[str, i
     margin = sum(abs(c) for m, c in place.terms if not m)
     size = constant(buffer.shape[0]) if where.space == 1 else 0
     # an address in a buffer of known size fits, whatever its parts are; outside a mask nothing is accessed
-    small = (size is not None and size + margin < WORD // 2) or t.fits_in_parts(place)
+    small = (size is not None and size + margin < WORD // 2) or where.swizzled or t.fits_in_parts(place)
     bits = 32 if small else 64
     text, number = total(t, place, lane, bits)
     kind, element = POINTER[where.space], memory_type(buffer.dtype)
     pointer = where.pointers[lane if len(where.pointers) > 1 else 0]
+    if where.swizzled:
+        text, number = _swizzled(t, buffer, text, number)
     if text:
         pointer = t.b.pure(f"getelementptr {element}, {kind} {pointer}, i{bits} {text}", "g")
     return pointer, number
+
+
+def _swizzled(t: Thread, buffer: Buffer, text: str, number: int) -> Number:
+    """Where element ``text`` + ``number`` (in 32 bits) lies: piece ``p`` of line ``r`` is where ``p ^ r % 8`` would be."""
+    line, piece = LINE // buffer.dtype.bytes, WIDE // buffer.dtype.bytes
+    eight = number // (PIECES * line) * (PIECES * line)  # lines after which the pattern is the same again
+    far = number // line * line if number % (PIECES * line) < line else eight
+    at = plus(t.b, text, str(number - far), 32)
+    if at[0] != "%":
+        known = int(at or 0)
+        return "", far + (known ^ (known // line % PIECES * piece))
+    row = t.b.pure(f"lshr i32 {at}, {(line // piece).bit_length() - 1}")
+    key = t.b.pure(f"and i32 {row}, {(PIECES - 1) * piece}")
+    return t.b.pure(f"xor i32 {at}, {key}"), far
 
 
 def _width(t: Thread, buffer: Buffer, where: Memory, place: Index) -> int:
@@ -319,18 +336,23 @@ def _store_one(t: Thread, buffer: Buffer, place: Index, n: int, value: Val) -> N
 
 
 def _store_wide(t: Thread, buffer: Buffer, place: Index, first: int, values: list[Val]) -> None:
-    element, texts = memory_type(buffer.dtype), [_to_memory(t, v) for v in values]
-    align = len(values) * buffer.dtype.bytes
-    if buffer.dtype.bits == 16:
+    store_together(t, f"{POINTER[t.memory[buffer.name].space]} {address(t, buffer, place, first)}", values)
+
+
+def store_together(t: Thread, pointer: str, values: list[Val]) -> None:
+    """Neighbours in memory by one store to ``pointer`` (with its type)."""
+    dtype = values[0].dtype
+    element, texts = memory_type(dtype), [_to_memory(t, v) for v in values]
+    align = len(values) * dtype.bytes
+    if dtype.bits == 16:
         element, texts = "i32", [_word(t, x, y) for x, y in zip(texts[::2], texts[1::2], strict=True)]
-    kind = POINTER[t.memory[buffer.name].space]
     if len(texts) == 1:
-        t.b.line(f"store {element} {texts[0]}, {kind} {address(t, buffer, place, first)}, align {align}")
+        t.b.line(f"store {element} {texts[0]}, {pointer}, align {align}")
         return
     type_, out = f"<{len(texts)} x {element}>", "poison"
     for n, x in enumerate(texts):
         out = t.b.pure(f"insertelement {type_} {out}, {element} {x}, i32 {n}")
-    t.b.line(f"store {type_} {out}, {kind} {address(t, buffer, place, first)}, align {align}")
+    t.b.line(f"store {type_} {out}, {pointer}, align {align}")
 
 
 def _word(t: Thread, low: str, high: str) -> str:

@@ -48,9 +48,16 @@ class Exchange:
         return name
 
 
-def barrier(b: Builder) -> None:
-    b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.all", "void", "i32")
-    b.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+def barrier(t: Thread) -> None:
+    """All threads of the kernel, or of a team, wait for one another; who fills a ring is none of them."""
+    if t.beside:
+        t.b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.count", "void", "i32, i32")
+        count = t.threads["x"] * t.threads["y"]
+        number = plus(t.b, t.team, "1", 32)
+        t.b.line(f"call void @llvm.nvvm.barrier.cta.sync.aligned.count(i32 {number}, i32 {count})")
+        return
+    t.b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.all", "void", "i32")
+    t.b.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
 
 
 def across(t: Thread, items: list[Item], over: frozenset[str], exchange: Exchange, again: bool) -> list[Item]:
@@ -102,7 +109,7 @@ def _through_memory(
     b = t.b
     memory, used = exchange.place(sum(-(-slots * _bytes(v) // 8) * 8 for _, vs in items for v in vs))
     if used or again:
-        barrier(b)
+        barrier(t)
     thread = linear(t)
     lane, warp = b.pure(f"and i32 {thread}, 31"), b.pure(f"lshr i32 {thread}, {WARP}")
     within = b.pure(f"and i32 {lane}, {lanes - 1}") if lanes > 1 else "0"
@@ -146,7 +153,7 @@ def _through_memory(
         b.branch(first, [], write)
     else:
         write()
-    barrier(b)
+    barrier(t)
     shift = high[0]
     base = b.pure(f"and i32 {warp}, {~sum(1 << n for n in high)}")
     count = 1 << len(high)

@@ -44,7 +44,8 @@ def target(capability: tuple[int, int], sms: int, driver_cuda: int, l2: int) -> 
     major, minor = min(capability, NEWEST)  # PTX for an older capability runs on later ones
     # 9.0a has the instructions that only this one capability has; PTX for it runs nowhere else
     cpu = f"sm_{major}{minor}" + ("a" if capability == (9, 0) else "")
-    return Target("nvptx", cpu, f"+ptx{version}", 128, REGISTERS, SHARED, l2, l2, sms, ABILITIES)
+    ops = ABILITIES | ({"wgmma"} if capability == (9, 0) else frozenset[str]())
+    return Target("nvptx", cpu, f"+ptx{version}", 128, REGISTERS, SHARED, l2, l2, sms, ops)
 
 
 def default() -> Target:

@@ -53,6 +53,8 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.ops import FIRST_INDEX, identity
+from lowc.ir.outlets import outlets
+from lowc.ir.tiles import is_outlet, pipelines
 from lowc.ir.types import DType, i64
 from lowc.ir.walk import statements
 
@@ -67,7 +69,9 @@ class Emitter:
     """Emits the statements of one kernel.
 
     ``shared``: bytes of dynamic shared memory taken so far; ``dynamic``: whether shared allocs go there.  ``loops``: how many
-    loops (in the code) are around.  ``covered``: ids of the thread loops that all threads take part in here.
+    loops (in the code) are around.  ``covered``: ids of the thread loops that all threads take part in here.  ``pipeline``: emits
+    a pipelined loop that multiplies, ``outlet`` one that takes results out.  ``unset``: arrays of sums that the pipeline sets.
+    ``step``: of a loop of teams: the first iteration and how many further the next is.
     """
 
     def __init__(self, thread: Thread, kernel: Kernel, plan: Plan, prefix: str) -> None:
@@ -81,7 +85,12 @@ class Emitter:
         self.covered: set[int] = set()
         self.local = 0
         self.shared = 0
-        allocs = [s.buffer for s in statements(kernel.body) if isinstance(s, Alloc)]
+        self.pipeline: Callable[[For], None] | None = None
+        self.outlet: Callable[[For, Callable[[Stmt], None]], None] | None = None
+        self.unset: frozenset[str] = frozenset()
+        self.step: tuple[str, int] = ("0", 1)
+        tiles = {id(s) for loop in (*pipelines(kernel.body), *outlets(kernel.body)) for s in loop.body}
+        allocs = [s.buffer for s in statements(kernel.body) if isinstance(s, Alloc) and id(s) not in tiles]
         total = sum(-(-_size(b) * b.dtype.bytes // 16) * 16 for b in allocs if b.space == "shared")
         self.dynamic = total > STATIC_SHARED
 
@@ -122,9 +131,19 @@ class Emitter:
         elif isinstance(stmt, Alloc):
             self.alloc(stmt)
         elif isinstance(stmt, Barrier):
-            barrier(self.b)
+            barrier(self.t)
         elif isinstance(stmt, For) and stmt.kind.name == "thread":
             self.thread_loop(stmt)
+        elif isinstance(stmt, For) and is_outlet(stmt):
+            if self.outlet is None:
+                raise CodegenError(f"results taken out over {stmt.axis} of a kernel without a ring")
+            self.outlet(stmt, self.stmt)
+        elif isinstance(stmt, For) and stmt.kind.name == "pipeline":
+            if self.pipeline is None:
+                raise CodegenError(f"a pipeline over {stmt.axis} without a ring")
+            self.pipeline(stmt)
+        elif isinstance(stmt, For) and stmt.kind.name == "teams":
+            self.teams(stmt)
         elif id(stmt) in self.plan.collective:
             self.walk(stmt)
         elif isinstance(stmt, Store):
@@ -283,7 +302,7 @@ class Emitter:
             over = self.plan.over.get(buffer.name, frozenset())
             group = Group(((buffer.name, start),), stmt.reducer, size, over, [[p] for p in pointers])
             self.t.groups[buffer.name] = group
-            for pointer in pointers:
+            for pointer in pointers if buffer.name not in self.unset else ():
                 for n in range(size):
                     self.put(group, pointer, n, start)
 
@@ -291,7 +310,7 @@ class Emitter:
         buffer, globals_ = stmt.buffer, self.b.module.globals
         size = max(1, _size(buffer))
         if self.dynamic:
-            globals_[DYNAMIC] = f"{DYNAMIC} = external addrspace(3) global [0 x i8], align 16"
+            globals_.setdefault(DYNAMIC, f"{DYNAMIC} = external addrspace(3) global [0 x i8], align 16")
             pointer = self.b.pure(f"getelementptr i8, ptr addrspace(3) {DYNAMIC}, i32 {self.shared}")
             self.shared += -(-size * buffer.dtype.bytes // 16) * 16
         else:
@@ -314,7 +333,7 @@ class Emitter:
         start = const(identity(stmt.reducer, dtype), dtype)
         text = ("1" if start.text == "true" else "0") if dtype.kind == "b" else start.text
         if self.loops:
-            barrier(self.b)
+            barrier(self.t)
 
         def each(index: str, _: list[str]) -> Sequence[str]:
             place = self.b.op(f"getelementptr {memory(dtype)}, ptr addrspace(3) {pointer}, i32 {index}")
@@ -322,7 +341,7 @@ class Emitter:
             return ()
 
         self.b.loop(linear(self.t), str(size), prod(self.t.threads.values()), [], each, False, "i32")
-        barrier(self.b)
+        barrier(self.t)
 
     # ------------------------------------------------------------ control
 
@@ -450,6 +469,20 @@ class Emitter:
         self.loops -= 1
         return self.b.pure(f"mul i{bits} {count}, {turns.GROUP}")
 
+    def teams(self, stmt: For) -> None:
+        """A loop whose iterations teams have in turn, as one of them walks through it."""
+        first, step = self.step
+
+        def each(index: str, _: list[str]) -> Sequence[str]:
+            self.t.axes[stmt.axis.name] = (index, bits)
+            self.scoped(stmt.body)
+            return ()
+
+        end, bits = operand(self.t, stmt.axis.extent)
+        self.loops += 1
+        self.b.loop(sized(self.b, first, 32, bits), end, step, [], each, False, f"i{bits}")
+        self.loops -= 1
+
     def lanes_in(self, index: Index) -> range:
         return range(lanes_of(self.t, (index,)))
 
@@ -512,6 +545,11 @@ class Emitter:
     def eval(self, root: Expr) -> Vals:
         """The value of ``root`` here."""
         return evaluate_in_order(root, self.memo, self.evaluate)
+
+    def fresh(self, root: Expr) -> Vals:
+        """The value of ``root`` here, where nothing of a statement before is known."""
+        self.memo.clear()
+        return self.eval(root)
 
     def evaluate(self, expr: Expr) -> Vals:
         """``expr``, whose parts are in the memo."""

@@ -2,15 +2,21 @@
 
 from math import prod
 
-from lowc.artifact import Entry
+from lowc.artifact import Entry, TensorMap
 from lowc.backends.llvm.builder import Builder, ModuleText
+from lowc.backends.nvptx import outlet
 from lowc.backends.nvptx.detect import capability
 from lowc.backends.nvptx.emit import Emitter
+from lowc.backends.nvptx.multiply import uniform
 from lowc.backends.nvptx.operations import AMPERE
+from lowc.backends.nvptx.outlet import Outlets
 from lowc.backends.nvptx.plan import plan
+from lowc.backends.nvptx.ring import REGISTERS, Ring, part, ring, teams
 from lowc.backends.nvptx.thread import Memory, Thread, operand, sized
+from lowc.errors import CodegenError
 from lowc.ir.index import ONE, Index, upper_bound
 from lowc.ir.nodes import Barrier, For, Kernel, Stmt
+from lowc.ir.tiles import GROUP, pipelines
 from lowc.ir.walk import loads, statements, stores
 from lowc.target import Target
 
@@ -29,8 +35,11 @@ def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
     name = symbol(kernel.name)
     shape = plan(kernel)
     abilities = target.ops | ({AMPERE} if capability(target) >= 80 else frozenset[str]())
-    tid = {d: special(b, f"tid.{d}", n) for d, n in shape.threads.items()}
-    thread = Thread(b, abilities, shape.threads, tid)
+    rings = pipelines(kernel.body)
+    beside = GROUP if rings else 0
+    several = teams(kernel)
+    tid = {d: special(b, f"tid.{d}", n * several + beside if d == "x" else n) for d, n in shape.threads.items()}
+    thread = Thread(b, abilities, shape.threads, tid, beside=beside)
     thread.written = frozenset(s.buffer.name for s in stores(kernel.body))
     for param in kernel.params:
         thread.memory[param.name] = Memory((f'%"p.{param.name}"',), 1)
@@ -39,14 +48,74 @@ def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
     blocks, body = block_loops(kernel.body)
     grid = bind_blocks(thread, blocks)
     emitter = Emitter(thread, kernel, shape, name)
-    emitter.body(body)
+    threads = shape.threads["x"], shape.threads["y"]
+    maps: tuple[TensorMap, ...] = ()
+    bound = f'"nvvm.maxntid"="{threads[0]},{threads[1]},1"'
+    if rings:
+        made = ring(thread, kernel, rings[0])
+        out = outlet.collect(thread, kernel, made.bytes, len(made.maps))
+        emitter.shared, emitter.dynamic = -(-(out.start + several * out.size) // 16) * 16, True
+        in_roles(emitter, made, out, body)
+        maps = (*made.maps, *out.maps)
+        threads = threads[0] * several + beside, 1
+        bound = f'"nvvm.reqntid"="{threads[0]},1,1" "nvvm.minctasm"="1"'
+    else:
+        emitter.body(body)
     params = [parameter(kernel, thread, p.name) for p in kernel.params]
     params += [f"i64 {thread.sizes[s.name]}" for s in kernel.sizes]
     params += ["ptr addrspace(1) %error", "i64 %step"]
-    bound = f'"nvvm.maxntid"="{shape.threads["x"]},{shape.threads["y"]},1"'
+    params += [f'ptr byval([128 x i8]) align 64 "nvvm.grid_constant" %m{n}' for n in range(len(maps))]
     b.finish(f"ptx_kernel void @{name}({', '.join(params)}) {bound}")
     aligned = tuple(n for n, p in enumerate(kernel.params) if p.name in thread.aligned)
-    return Entry(name, grid, (shape.threads["x"], shape.threads["y"]), emitter.shared, aligned)
+    return Entry(name, grid, threads, emitter.shared, aligned, maps)
+
+
+def in_roles(emitter: Emitter, made: Ring, out: Outlets, body: tuple[Stmt, ...]) -> None:
+    """``body`` as the threads of the kernel do it, and beside them those who fill the ring."""
+    t, b = emitter.t, emitter.b
+    each, tid = t.threads["x"], t.tid["x"]
+    count = each * made.teams
+    if t.threads["y"] != 1:
+        raise CodegenError("threads in two dimensions around a pipeline")
+    made.prepare(b.pure(f"icmp eq i32 {tid}, 0"))
+    registers = REGISTERS.get(made.groups * made.teams) if made.engine_only else None
+
+    def take(number: int, word: str) -> None:
+        if registers:
+            b.module.declare(f"llvm.nvvm.setmaxnreg.{word}.sync.aligned.u32", "void", "i32")
+            b.line(f"call void @llvm.nvvm.setmaxnreg.{word}.sync.aligned.u32(i32 {number})")
+
+    def filling() -> None:
+        take(registers[0] if registers else 0, "dec")
+        thread = b.pure(f"sub i32 {tid}, {count}")
+        emitter.pipeline = lambda loop: made.fill(loop, thread, emitter.fresh)
+
+        def fill() -> list[str]:
+            made.begin(1)
+            emitter.body(part(body))
+            return []
+
+        if made.engine_only:
+            b.branch(b.pure(f"icmp eq i32 {thread}, 0"), [], fill)
+        else:
+            fill()
+
+    def multiplying() -> None:
+        take(registers[1] if registers else 0, "inc")
+        made.begin(0)
+        if made.teams > 1:
+            t.team = uniform(t, b.pure(f"lshr i32 {tid}, {each.bit_length() - 1}"))
+            t.tid["x"] = b.pure(f"and i32 {tid}, {each - 1}")
+            emitter.step = t.team, made.teams
+            made.take_turns()
+        if made.sets:
+            emitter.unset = frozenset({made.found.product.sums.name})
+        emitter.pipeline = lambda loop: made.multiply(loop, t.tid["x"])
+        emitter.outlet = out.emit
+        emitter.body(body)
+        out.finish()
+
+    b.either(b.pure(f"icmp sge i32 {tid}, {count}"), filling, multiplying)
 
 
 def special(b: Builder, register: str, count: int) -> str:

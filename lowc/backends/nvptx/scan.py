@@ -250,7 +250,7 @@ class Scan:
         sizes = [-(-slots * max(4, v.dtype.bytes) // 8) * 8 for v in value]
         memory, used = self.exchange.place(sum(sizes))
         if used or self.again:
-            barrier(b)
+            barrier(t)
         warp = b.pure(f"lshr i32 {linear(t)}, {WARP}")
         starts = [
             b.pure(f"getelementptr i8, ptr addrspace(3) {memory}, i32 {sum(sizes[:n])}")
@@ -266,7 +266,7 @@ class Scan:
             return []
 
         b.branch(b.pure(f"icmp eq i32 {lane}, {(1 << WARP) - 1}"), [], write)
-        barrier(b)
+        barrier(t)
         mine = b.pure(f"and i32 {lane}, {warps - 1}")
         if t.threads["y"] > 1:
             mine = plus(b, b.pure(f"and i32 {warp}, {~(warps - 1)}"), mine, 32)

@@ -65,11 +65,12 @@ class Group:
 @dataclass(slots=True)
 class Memory:
     """Where a buffer is: a pointer (one for each lane that has its own) in an address space, and which of its leading indices
-    are threads."""
+    are threads.  ``swizzled``: 16-byte pieces of its lines of 128 bytes lie where the copying engine wants them."""
 
     pointers: tuple[str, ...]
     space: int
     distributed: int = 0
+    swizzled: bool = False
 
 
 @dataclass(slots=True)
@@ -78,7 +79,8 @@ class Thread:
 
     ``open``: the dimensions whose thread loops are around.  ``active``: a condition under which the thread takes part ("":
     always): it walks along, but writes nothing.  ``aligned``: params that are accessed 16 bytes at a time.  ``blocks``: axes that
-    number blocks.
+    number blocks.  ``beside``: threads of the block that are none of the kernel's.  ``team``: number of the thread's ("": all
+    threads are one).
     """
 
     b: Builder
@@ -93,6 +95,8 @@ class Thread:
     written: frozenset[str] = frozenset()
     aligned: set[str] = field(default_factory=set[str])
     blocks: frozenset[str] = frozenset()
+    beside: int = 0
+    team: str = ""
     lanes: Lanes | None = None
     open: frozenset[str] = frozenset()
     active: str = ""

@@ -13,10 +13,11 @@ made current.  More than 2^31 - 1 blocks are CUDA_ERROR_INVALID_VALUE.
 
 from functools import cache
 
-from lowc.artifact import DRIVER_FUNCTIONS, RECORD_WORDS, Record
+from lowc.artifact import DRIVER_FUNCTIONS, MAP_RANK, MAP_SLOTS, MAP_VALUES, RECORD_WORDS, Record
 from lowc.backends.llvm import toolchain
 
 INVALID_VALUE = 1
+SWIZZLE, PROMOTION = 3, 2  # CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 
 
 def _word(name: str, number: int, type_: str = "i64") -> str:
@@ -75,6 +76,8 @@ entry:
   %main = alloca i64, align 8
   store i64 %stream, ptr %main, align 8
   %current.at = alloca i64, align 8
+  %map = alloca [{MAP_SLOTS} x i64], align 64
+  %values = alloca [{MAP_VALUES} x i64], align 8
   store i64 0, ptr %current.at, align 8
 {_functions()}\
   %got = call i32 %cuCtxGetCurrent(ptr %current.at)
@@ -110,6 +113,7 @@ loop:
     i64 {Record.RECORD}, label %record.event
     i64 {Record.WAIT}, label %wait.event
     i64 {Record.OFFSET}, label %offset
+    i64 {Record.MAP}, label %map.begin
   ]
 unknown:
   br label %check
@@ -191,9 +195,64 @@ offset:
   store i64 %sum, ptr %destination, align 8
   br label %next
 
+map.begin:
+{_either("map.blocks", 1)}\
+  %map.some = icmp sgt i64 %map.blocks, 0
+  br i1 %map.some, label %map.list, label %next
+map.list:
+{_word("map.values", 4, "ptr")}\
+  br label %map.value
+map.value:
+  %m = phi i64 [ 0, %map.list ], [ %m.next, %map.value ]
+  %m.at = getelementptr i64, ptr %map.values, i64 %m
+  %m.word = load i64, ptr %m.at, align 8
+  %m.literal = icmp sge i64 %m.word, 0
+  %m.not = xor i64 %m.word, -1
+  %m.which = select i1 %m.literal, i64 0, i64 %m.not
+  %m.slot = getelementptr i64, ptr %slots, i64 %m.which
+  %m.from = select i1 %m.literal, ptr %m.at, ptr %m.slot
+  %m.value = load i64, ptr %m.from, align 8
+  %m.to = getelementptr i64, ptr %values, i64 %m
+  store i64 %m.value, ptr %m.to, align 8
+  %m.next = add i64 %m, 1
+  %m.more = icmp ult i64 %m.next, {MAP_VALUES}
+  br i1 %m.more, label %map.value, label %map.encode
+map.encode:
+{_slot("map.base", 2)}\
+{_word("map.form", 5, "ptr")}\
+  %map.offset = load i64, ptr %values, align 8
+  %map.from = add i64 %map.base, %map.offset
+  %map.address = inttoptr i64 %map.from to ptr
+  %map.sizes = getelementptr i64, ptr %values, i64 1
+  %map.strides = getelementptr i64, ptr %values, i64 {1 + MAP_RANK}
+  %map.dtype = load i32, ptr %map.form, align 4
+  %map.rank.at = getelementptr i32, ptr %map.form, i64 1
+  %map.rank = load i32, ptr %map.rank.at, align 4
+  %map.box = getelementptr i32, ptr %map.form, i64 2
+  %map.steps = getelementptr i32, ptr %map.form, i64 {2 + MAP_RANK}
+  %mapped = call i32 %cuTensorMapEncodeTiled(
+    ptr %map, i32 %map.dtype, i32 %map.rank, ptr %map.address, ptr %map.sizes, ptr %map.strides, ptr %map.box, ptr %map.steps,
+    i32 0, i32 {SWIZZLE}, i32 {PROMOTION}, i32 0)
+  %map.bad = icmp ne i32 %mapped, 0
+  br i1 %map.bad, label %check, label %map.keep
+map.keep:
+{_word("map.target", 3)}\
+  br label %map.copy
+map.copy:
+  %c = phi i64 [ 0, %map.keep ], [ %c.next, %map.copy ]
+  %c.from = getelementptr i64, ptr %map, i64 %c
+  %c.word = load i64, ptr %c.from, align 8
+  %c.slot = add i64 %map.target, %c
+  %c.to = getelementptr i64, ptr %slots, i64 %c.slot
+  store i64 %c.word, ptr %c.to, align 8
+  %c.next = add i64 %c, 1
+  %c.more = icmp ult i64 %c.next, {MAP_SLOTS}
+  br i1 %c.more, label %map.copy, label %next
+
 check:
   %code = phi i32 [ {INVALID_VALUE}, %unknown ], [ {INVALID_VALUE}, %few ], [ %launched, %call ],
-    [ %filled, %fill ], [ %recorded, %record.event ], [ %waited, %wait.event ]
+    [ %filled, %fill ], [ %recorded, %record.event ], [ %waited, %wait.event ],
+    [ %mapped, %map.encode ]
   %bad = icmp ne i32 %code, 0
   br i1 %bad, label %failed, label %next
 failed:

@@ -169,9 +169,10 @@ class Driver:
         return int(self._do("cuFuncGetAttribute", which, self._cu.CUfunction(function)))
 
     def addresses(self, names: Sequence[str]) -> list[int]:
-        """Addresses of functions of the driver's library, for native code to call."""
+        """Addresses of functions of the driver's library, for native code to call; 0 for one that it is too old to have, which
+        is then one that no code for what it can drive calls."""
         library = ctypes.CDLL("libcuda.so.1")
-        return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
+        return [ctypes.cast(getattr(library, name, 0), ctypes.c_void_p).value or 0 for name in names]
 
 
 def _text(buffer: bytearray) -> str:

@@ -4,6 +4,7 @@
 
     slots   those of ``Artifact.slots`` | extras: values that the host program works out (blocks, symbolic offsets)
             | addresses of placed temps | handles of the streams and events of ``branches`` | scratch for the list of params
+            | the tensor maps of a launch
 
 ``build`` makes the table of one native call for a loaded module.
 """
@@ -12,7 +13,16 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lowc.artifact import RECORD_WORDS, Artifact, Native, Record
+from lowc.artifact import (
+    MAP_DTYPES,
+    MAP_RANK,
+    MAP_SLOTS,
+    RECORD_WORDS,
+    Artifact,
+    Native,
+    Record,
+    TensorMap,
+)
 from lowc.errors import LowcError
 from lowc.ir.index import Index, constant
 from lowc.ir.nodes import Launch
@@ -26,7 +36,8 @@ MAIN = -1  # the stream of the call
 class Plan:
     """``extras``: index: its slot.  ``needs``: by symbol of a native call, the extras that it uses.  ``places``: placed temp: its
     slot.  ``branches``: by symbol; the slots of their events and streams start at ``lanes``: the event of the main stream, then
-    stream, event of each of ``sides`` others.  ``scratch``: first slot of the list of params.  ``total``: slots in all.
+    stream, event of each of ``sides`` others.  ``scratch``: first slot of the list of params, ``maps``: of tensor maps.
+    ``total``: slots in all.
     """
 
     extras: Mapping[Index, int]
@@ -36,6 +47,7 @@ class Plan:
     lanes: int
     sides: int
     scratch: int
+    maps: int
     total: int
 
 
@@ -44,17 +56,20 @@ def plan(artifact: Artifact, processors: int = 0) -> Plan:
     extras: dict[Index, int] = {}
     needs: dict[str, tuple[Index, ...]] = {}
     places: dict[str, int] = {}
-    most = 0
+    most = mapped = 0
     placed = dict(artifact.module.placed)
     for native in natives(artifact):
         wanted: list[Index] = []
         for launch in launches(artifact, native):
-            wanted.append(artifact.entries[launch.kernel.name].grid)
+            entry = artifact.entries[launch.kernel.name]
+            wanted.append(entry.grid)
+            wanted += [index for each in entry.maps for index in (each.offset, *each.sizes, *each.strides)]
+            mapped = max(mapped, len(entry.maps))
             for buffer in launch.args:
                 if buffer.name in placed:
                     wanted.append(placed[buffer.name])
                     places.setdefault(buffer.name, 0)
-            most = max(most, len(launch.args) + len(launch.kernel.sizes) + 2)
+            most = max(most, len(launch.args) + len(launch.kernel.sizes) + 2 + len(entry.maps))
         needs[native.symbol] = tuple(dict.fromkeys(n for n in wanted if constant(n) is None))
         for index in needs[native.symbol]:
             extras.setdefault(index, len(artifact.slots) + len(extras))
@@ -64,7 +79,8 @@ def plan(artifact: Artifact, processors: int = 0) -> Plan:
     branches = {n.symbol: branch(artifact, n, processors) for n in natives(artifact)}
     sides = max((b.sides for b in branches.values()), default=0)
     scratch = lanes + (1 + 2 * sides if sides else 0)
-    return Plan(extras, needs, places, branches, lanes, sides, scratch, scratch + most)
+    maps = scratch + most
+    return Plan(extras, needs, places, branches, lanes, sides, scratch, maps, maps + MAP_SLOTS * mapped)
 
 
 def natives(artifact: Artifact) -> list[Native]:
@@ -159,6 +175,10 @@ class _Maker:
         params += [self.numbers[s.name] for s in launch.kernel.sizes]
         params += [self._fixed(self.word), self._fixed(self.first_step + number)]
         entry = kernel.entry
+        for position, each in enumerate(entry.maps):
+            target = self.slots.maps + MAP_SLOTS * position
+            self.map(number, each, self._slot(launch.args[each.param].name), target, entry.grid)
+            params.append(target)
         self.add(
             number,
             Record.LAUNCH,
@@ -170,6 +190,17 @@ class _Maker:
             self._list(params),
             len(params) + (self.slots.scratch << 32),
         )
+
+    def map(self, step: int, each: TensorMap, base: int, target: int, blocks: Index) -> None:
+        """The record that writes a tensor map before its launch."""
+        sizes = [self.either(n) for n in each.sizes]
+        strides = [self.either(n) for n in each.strides]
+        pad = MAP_RANK - len(sizes)
+        values = [self.either(each.offset), *sizes, *[1] * pad, *strides, *[0] * pad]
+        words = (MAP_DTYPES[each.dtype], len(sizes), *each.box, *[1] * pad, *[1] * MAP_RANK)
+        form = (ctypes.c_int32 * len(words))(*words)
+        self.lists.append(form)
+        self.add(step, Record.MAP, self.either(blocks), base, target, self._list(values), ctypes.addressof(form))
 
     def _slot(self, name: str) -> int:
         return self.slots.places[name] if name in self.slots.places else self.numbers[name]

@@ -88,6 +88,16 @@ class Fake:
             self.log.append(("wait", stream or 0, event or 0))
             return self._code("cuStreamWaitEvent")
 
+        def encode(*args: Any) -> int:
+            target, dtype, rank, address, dims, strides, box, steps, *modes = args
+            assert target % 64 == 0
+            lengths, further = ((ctypes.c_uint64 * n).from_address(a) for n, a in ((rank, dims), (rank - 1, strides)))
+            boxes, ones = ((ctypes.c_uint32 * rank).from_address(a) for a in (box, steps))
+            assert list(ones) == [1] * rank
+            self.log.append(("map", dtype, address or 0, list(lengths), list(further), list(boxes), tuple(modes)))
+            (ctypes.c_int64 * 16).from_address(target)[:] = [len(self.log) * 100 + n for n in range(16)]
+            return self._code("cuTensorMapEncodeTiled")
+
         kind = ctypes.CFUNCTYPE
         sizes = [UINT] * 7
         return {
@@ -97,6 +107,7 @@ class Fake:
             "cuMemsetD8Async": kind(INT, LONG, ctypes.c_ubyte, LONG, POINTER)(memset),
             "cuEventRecord": kind(INT, POINTER, POINTER)(record),
             "cuStreamWaitEvent": kind(INT, POINTER, POINTER, UINT)(wait),
+            "cuTensorMapEncodeTiled": kind(INT, POINTER, UINT, UINT, *[POINTER] * 5, *[UINT] * 4)(encode),
         }
 
     # ------------------------------------------------------------ driver.Driver

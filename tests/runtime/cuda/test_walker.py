@@ -137,6 +137,38 @@ def test_an_error_stops_the_walk_and_names_its_record(name: str) -> None:
     assert len(fake.log) == number + 1
 
 
+def tensor_map(fake: Fake, values: list[int], form: list[int], blocks: int, target: int) -> tuple[int, ...]:
+    array, words_32 = words(values), (ctypes.c_int32 * len(form))(*form)
+    fake._memory += [array, words_32]
+    return (Record.MAP, blocks, 0, target, ctypes.addressof(array), ctypes.addressof(words_32))
+
+
+VALUES = [32, ~1, 40, 3, 1, 1, 80, ~2, 0, 0]
+FORM = [9, 3, 64, 128, 1, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_a_map_is_encoded_into_its_slots() -> None:
+    fake = Fake()
+    code, slots = walk(fake, [tensor_map(fake, VALUES, FORM, 1, 4)], [1000, 72, 3200, 0, *[0] * 16, 5])
+    assert code == 0
+    assert fake.log == [("map", 9, 1032, [72, 40, 3], [80, 3200], [64, 128, 1], (0, 3, 2, 0))]
+    assert slots == [1000, 72, 3200, 0, *range(100, 116), 5]
+
+
+def test_a_map_of_a_launch_without_blocks_is_none() -> None:
+    fake = Fake()
+    code, slots = walk(fake, [tensor_map(fake, VALUES, FORM, ~3, 4)], [1000, 72, 3200, 0, *[0] * 16])
+    assert (code, fake.log, slots[4:]) == (0, [], [0] * 16)
+
+
+def test_a_map_that_the_driver_refuses_ends_the_walk() -> None:
+    fake = Fake()
+    fake.fail["cuTensorMapEncodeTiled"] = (0, 1)
+    records = [tensor_map(fake, VALUES, FORM, 1, 4), launch(fake, "k", [], 1, 2)]
+    assert walk(fake, records, [1000, 72, 3200, 0, *[0] * 16])[0] == 1
+    assert len(fake.log) == 1
+
+
 def test_an_unknown_record_is_an_error() -> None:
     assert walk(Fake(), [(99,)], [0])[0] == 1
 

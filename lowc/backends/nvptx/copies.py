@@ -1,0 +1,87 @@
+"""Filling tiles in shared memory as tensor cores want them: by the engine that copies boxes, or by threads.
+
+Tensor cores read tiles whose 16-byte pieces are swizzled: piece ``p`` of row ``r`` (of 128 bytes) lies where ``p ^ r % 8`` would.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import prod
+
+from lowc.backends.llvm.types import memory as memory_type
+from lowc.backends.nvptx import access
+from lowc.backends.nvptx.thread import Lanes, Thread, Vals, operand, plus
+from lowc.ir import tiles
+from lowc.ir.index import constant
+from lowc.ir.nodes import Expr
+from lowc.ir.tiles import GROUP, SPAN, Fill
+
+SHARED = "@lowc_shared"
+PIECE = 8  # elements of 16 bytes
+AT_ONCE = 4  # pieces that a thread loads before it stores the first
+
+
+def by_engine(t: Thread, fill: Fill, map_: str, offset: str, barrier: str) -> None:
+    """Starts the copies of ``fill`` to ``offset`` bytes into shared memory by the tensor map ``map_``; the bytes are counted at
+    ``barrier``."""
+    b = t.b
+    found = tiles.box(fill)
+    assert found is not None
+    rank = len(found.box)
+    name = f"llvm.nvvm.cp.async.bulk.tensor.g2s.tile.{rank}d"
+    places = "".join(", i32" for _ in range(rank))
+    b.module.declare(name, "void", f"ptr addrspace(7), ptr addrspace(3), ptr{places}, i16, i64, i1, i1, i32")
+    outer, strides = fill.loops[:-2], fill.tile.strides
+    counts = [range(constant(f.axis.extent) or 0) for f in outer]
+    for numbers in product(*counts):
+        further = 0
+        for loop, number, stride in zip(outer, numbers, strides, strict=False):
+            t.axes[loop.axis.name] = number
+            further += number * (constant(stride) or 0) * fill.tile.dtype.bytes
+        starts = [operand(t, start, bits=32)[0] for start in found.starts]
+        at = b.op(f"getelementptr i8, ptr addrspace(3) {SHARED}, i32 {plus(b, offset, str(further), 32)}")
+        far = b.op(f"addrspacecast ptr addrspace(3) {at} to ptr addrspace(7)")
+        where = "".join(f", i32 {s}" for s in starts)
+        b.line(
+            f"call void @{name}(ptr addrspace(7) {far}, ptr addrspace(3) {barrier}, ptr {map_}{where}, "
+            "i16 0, i64 0, i1 false, i1 false, i32 0)"
+        )
+
+
+def by_threads(t: Thread, fill: Fill, thread: str, offset: str, evaluate: Callable[[Expr], Vals]) -> None:
+    """Copies ``fill`` to ``offset`` bytes into shared memory, number ``thread`` of ``GROUP`` threads its share of pieces."""
+    b = t.b
+    sizes = [constant(f.axis.extent) or 0 for f in fill.loops]
+    inner = fill.loops[-1].axis
+    rounds = prod(sizes) // PIECE // GROUP
+    row = SPAN // PIECE
+
+    def load(number: str) -> tuple[str, Vals]:
+        """What piece ``number`` of the tile is."""
+        rest = b.op(f"lshr i32 {number}, {row.bit_length() - 1}")
+        for loop, size in reversed(list(zip(fill.loops[:-1], sizes[:-1], strict=True))):
+            last = loop is fill.loops[0]
+            t.axes[loop.axis.name] = (rest if last else b.op(f"urem i32 {rest}, {size}"), 32)
+            rest = rest if last else b.op(f"udiv i32 {rest}, {size}")
+        first = b.op(f"shl i32 {b.op(f'and i32 {number}, {row - 1}')}, {PIECE.bit_length() - 1}")
+        t.lanes = Lanes(inner, PIECE, first)
+        values = evaluate(fill.store.value)
+        t.lanes = None
+        return number, tuple([access.lane(values, n) for n in range(PIECE)])
+
+    def store(number: str, values: Vals) -> None:
+        turned = b.op(f"and i32 {b.op(f'lshr i32 {number}, {row.bit_length() - 1}')}, {row - 1}")
+        piece = b.op(f"shl i32 {b.op(f'xor i32 {number}, {turned}')}, 4")
+        at = b.op(f"getelementptr i8, ptr addrspace(3) {SHARED}, i32 {b.op(f'add i32 {offset}, {piece}')}")
+        access.store_together(t, f"ptr addrspace(3) {at}", list(values))
+
+    def several(index: str, _: list[str]) -> Sequence[str]:
+        pieces = [b.op(f"add i32 {index}, {n}") for n in range(at_once)]
+        loaded = [load(b.op(f"add i32 {b.op(f'mul i32 {p}, {GROUP}')}, {thread}")) for p in pieces]
+        for number, values in loaded:
+            store(number, values)
+        return ()
+
+    at_once = AT_ONCE if rounds % AT_ONCE == 0 else 1
+    assert rounds % at_once == 0
+    assert memory_type(fill.tile.dtype) == "i16"
+    b.loop("0", str(rounds), at_once, [], several, True, "i32")

@@ -1,0 +1,319 @@
+"""Nests that are the meaning of hardware which moves and multiplies tiles (docs/design.md 1.5), recognised in their text.
+
+    for k_o in 64 pipeline(4) {                                                   # a ring of 4 stages in shared memory
+      alloc a: bf16[128, 64] @shared
+      for i in 128 instr(tma) { for k in 64 { a[i, k] = x[… if i_at + i < M & k_o*64 + k < K] } }        # a Fill
+      for t in 256 thread(256) { for r in 128 instr(wgmma) { for k in 64 {                               # a TileProduct
+        sums[t, r] add= product(f32(a[row(t, r), k]), f32(b[column(t, r), k]))
+      } } }
+    }
+
+``row`` and ``column`` are where the hardware has a thread's sum number ``r``, for 64 rows of each 128 threads; the sums of
+further rows, as many again, are those after them.  A tile lies along the depth, ``[rows, 64]``, or
+along its rows, ``[rows / 64, depth, 64]``; how the hardware swizzles it is between the fill and the product and not to be seen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowc.ir.index import ZERO, Axis, Index, Opaque, Symbol, atoms, constant, floordiv, ix, mod, split
+from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Load, Op, Stmt, Store
+from lowc.ir.walk import statements
+
+COPY, TMA, WGMMA = "copy", "tma", "wgmma"
+FILLS = (COPY, TMA)
+SPAN = 64  # elements of 16 bits in a row of a tile: the 128 bytes over which the hardware swizzles
+GROUP = 128  # threads that multiply together, each group 64 rows
+GROUP_ROWS = 64
+BOX = 256  # the most elements along a dimension of a box
+
+
+def row(thread: Index, number: Index) -> Index:
+    """The row of sum ``number`` of ``thread`` within the rows that threads multiply at a time, half as many as there are
+    threads."""
+    return floordiv(thread, ix(32)) * 16 + mod(floordiv(thread, ix(4)), ix(8)) + mod(floordiv(number, ix(2)), ix(2)) * 8
+
+
+def column(thread: Index, number: Index) -> Index:
+    """Its column."""
+    return floordiv(number, ix(4)) * 8 + mod(thread, ix(4)) * 2 + mod(number, ix(2))
+
+
+def row_of_many(thread: Index, number: Index, each: int, high: int) -> Index:
+    """The row in a tile that is multiplied ``high`` rows at a time, ``each`` sums of a thread for each."""
+    return row(thread, number) + floordiv(number, ix(each)) * high
+
+
+def column_of_many(thread: Index, number: Index, each: int) -> Index:
+    return column(thread, mod(number, ix(each)))
+
+
+def along_depth(rows: int, name: str, like: Buffer) -> Buffer:
+    """A tile of ``rows`` whose elements lie along the depth, of ``like``'s dtype."""
+    return Buffer(name, like.dtype, (ix(rows), ix(SPAN)), (ix(SPAN), ix(1)), "shared")
+
+
+def place(tile: Buffer, position: Index, depth: Index) -> tuple[Index, ...]:
+    """Where a tile has the element of a row (of the left factor) or column (of the right one) at ``depth``."""
+    if len(tile.shape) == 2:
+        return position, depth
+    return floordiv(position, ix(SPAN)), depth, mod(position, ix(SPAN))
+
+
+# ---------------------------------------------------------------- fills
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fill:
+    """A nest that sets all of one tile: ``loops``, outermost first, are its dimensions.  ``key``: what carries it out, the
+    engine that copies boxes (``TMA``) or threads (``COPY``)."""
+
+    key: str
+    loops: tuple[For, ...]
+    store: Store
+
+    @property
+    def tile(self) -> Buffer:
+        return self.store.buffer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Box:
+    """What the copying engine needs to know of a Fill whose value is a load: dimensions, innermost first.
+
+    ``offset`` in elements; ``sizes``: elements outside are 0; ``strides`` in elements, the first is 1; ``box``: how many along
+    each are copied at a time, from ``starts`` on, which may depend on loops around and on all of ``Fill.loops`` but two.
+    """
+
+    buffer: Buffer
+    offset: Index
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    box: tuple[int, ...]
+    starts: tuple[Index, ...]
+
+
+def fill(stmt: Stmt) -> Fill | None:
+    """The Fill that ``stmt`` is, or None."""
+    if not isinstance(stmt, For) or stmt.kind.name != "instr" or stmt.kind.key not in FILLS:
+        return None
+    loops: list[For] = []
+    inside: Stmt = stmt
+    while isinstance(inside, For):
+        if constant(inside.axis.extent) is None or len(inside.body) != 1 or (loops and inside.kind.name != "serial"):
+            return None
+        loops.append(inside)
+        inside = inside.body[0]
+    if not isinstance(inside, Store) or inside.reducer or inside.mask is not None:
+        return None
+    tile = inside.buffer
+    if tile.space != "shared" or tile.dtype.bits != 16 or inside.index != tuple([ix(f.axis) for f in loops]):
+        return None
+    if tile.shape != tuple([f.axis.extent for f in loops]) or constant(tile.shape[-1]) != SPAN:
+        return None
+    return Fill(stmt.kind.key, tuple(loops), inside) if is_dense(tile) else None
+
+
+def is_dense(tile: Buffer) -> bool:
+    """Whether its elements lie one behind the other."""
+    step = 1
+    for size, stride in zip(reversed(tile.shape), reversed(tile.strides), strict=True):
+        if constant(stride) != step:
+            return False
+        step *= constant(size) or 0
+    return True
+
+
+def box(found: Fill) -> Box | None:
+    """The Box of ``found``; None if what it copies is none.
+
+    Every coordinate must be compared with its size in the mask (``start + axis < size``): that tells the dimensions apart.  The
+    strides must be multiples of 16 bytes.
+    """
+    value = found.store.value
+    if not isinstance(value, Load) or value.buffer.space != "global":
+        return None
+    return box_of(found.loops, value.buffer, value.index[0], value.mask)
+
+
+def box_of(loops: Sequence[For], buffer: Buffer, place: Index, mask: Expr | None) -> Box | None:
+    """The Box that ``loops`` over a tile walk through ``buffer`` in, at ``place`` where ``mask`` holds."""
+    if len(loops) < 2:
+        return None
+    inner, outer = loops[-1].axis, loops[-2].axis
+    dimensions = _dimensions(mask)
+    first = next((d for d in dimensions if constant(split(d[0], inner)[0]) == 1), None)
+    second = next((d for d in dimensions if constant(split(d[0], outer)[0]) == 1), None)
+    if first is None or second is None or first is second or (constant(outer.extent) or BOX + 1) > BOX:
+        return None
+    ordered = [first, second, *(d for d in dimensions if d is not first and d is not second)]
+    rest = place
+    sizes: list[Index] = []
+    strides: list[Index] = []
+    starts: list[Index] = []
+    for number, (coordinate, size) in enumerate(ordered):
+        marker = (inner, outer)[number] if number < 2 else _marker(coordinate)
+        if marker is None or (number > 1 and _depends(coordinate, (inner, outer))):
+            return None
+        stride = split(rest, marker)[0]
+        rest = rest - coordinate * stride
+        if number > 1 and stride == ZERO:
+            continue  # the same for all of them
+        sizes.append(size)
+        strides.append(stride)
+        starts.append(coordinate - marker if number < 2 else coordinate)
+    per_line = 16 // buffer.dtype.bytes
+    if constant(strides[0]) != 1 or len(sizes) > 5 or any(not _is_multiple(s, per_line) for s in (rest, *strides[1:])):
+        return None
+    if (constant(rest) or 0) < 0 or any((n := constant(s)) is not None and n < 1 for s in strides):
+        return None  # rows in reverse, or one row for all
+    if _depends(starts[0], (outer,)) or _depends(starts[1], (inner,)):
+        return None
+    if any(not isinstance(a, Symbol) for i in (rest, *sizes, *strides) for a in atoms(i) if isinstance(a, Axis | Opaque)):
+        return None
+    small = (constant(inner.extent) or 0, constant(outer.extent) or 0, *([1] * (len(sizes) - 2)))
+    return Box(buffer, rest, tuple(sizes), tuple(strides), small, tuple(starts))
+
+
+def _dimensions(mask: Expr | None) -> list[tuple[Index, Index]]:
+    """(coordinate, size) for each comparison in a conjunction of them; none if it is anything else."""
+    found: list[tuple[Index, Index]] = []
+    pending = [] if mask is None else [mask]
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, Op) or part.name not in ("and", "lt"):
+            return []
+        if part.name == "and":
+            pending += part.args
+            continue
+        low, high = part.args
+        if not isinstance(low, FromIndex) or not isinstance(high, FromIndex | Const):
+            return []
+        found.append((low.index, high.index if isinstance(high, FromIndex) else ix(int(high.value))))
+    return found
+
+
+def _marker(coordinate: Index) -> Axis | Opaque | None:
+    """The atom by whose share of an address a coordinate's stride is known."""
+    found = [a for m, c in coordinate.terms if len(m) == 1 and c == 1 for a in m if isinstance(a, Axis | Opaque)]
+    return found[0] if found else None
+
+
+def _depends(index: Index, axes: Sequence[Axis]) -> bool:
+    return any(a in axes for a in atoms(index))
+
+
+def _is_multiple(index: Index, number: int) -> bool:
+    return all(c % number == 0 for _, c in index.terms)
+
+
+# ---------------------------------------------------------------- products
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileProduct:
+    """``loop``: over ``threads``, ``rows`` x ``columns`` sums of two tiles, ``depth`` deep, added to the array ``sums``."""
+
+    loop: For
+    sums: Buffer
+    left: Buffer
+    right: Buffer
+    threads: int
+    rows: int
+    columns: int
+    depth: int
+
+    @property
+    def high(self) -> int:
+        """Rows that all threads multiply at a time."""
+        return self.threads * GROUP_ROWS // GROUP
+
+
+def tile_product(loop: Stmt) -> TileProduct | None:
+    """The TileProduct that a thread loop is, or None: every coordinate must be where the hardware has it."""
+    nest: list[For] = []
+    inside: Stmt = loop
+    while isinstance(inside, For):
+        if len(inside.body) != 1:
+            return None
+        nest.append(inside)
+        inside = inside.body[0]
+    if len(nest) != 3 or not isinstance(inside, Store) or inside.reducer != "add" or inside.mask is not None:
+        return None
+    threads, numbers, depths = (f.axis for f in nest)
+    if nest[0].kind.name != "thread" or nest[1].kind.key != WGMMA or nest[2].kind.name != "serial":
+        return None
+    value = inside.value
+    if not isinstance(value, Op) or value.name != "product" or value.dtype.name != "f32":
+        return None
+    left, right = (_narrow_load(a) for a in value.args)
+    if left is None or right is None or left.dtype != right.dtype or inside.index != (ix(threads), ix(numbers)):
+        return None
+    sizes = [constant(i) for i in (threads.extent, numbers.extent, depths.extent)]
+    rows, columns = _across(left.buffer), _across(right.buffer)
+    count, each, depth = [n or 0 for n in sizes]
+    high = count * GROUP_ROWS // GROUP
+    if not count or count % GROUP or columns % 8 or not depth or depth % 16 or rows % high or each * high * 2 != rows * columns:
+        return None
+    t, r, k = ix(threads), ix(numbers), ix(depths)
+    if left.index != place(left.buffer, row_of_many(t, r, columns // 2, high), k):
+        return None
+    if right.index != place(right.buffer, column_of_many(t, r, columns // 2), k):
+        return None
+    return TileProduct(nest[0], inside.buffer, left.buffer, right.buffer, count, rows, columns, depth)
+
+
+def _across(tile: Buffer) -> int:
+    """Rows (or columns) that a tile has of its factor."""
+    return (constant(tile.shape[0]) or 0) * (1 if len(tile.shape) == 2 else SPAN)
+
+
+def _narrow_load(factor: Expr) -> Load | None:
+    """The load from a tile that ``factor`` is the widening of."""
+    if not isinstance(factor, Op) or factor.name != "cast" or not isinstance(factor.args[0], Load):
+        return None
+    load = factor.args[0]
+    narrow = load.dtype.kind == "f" and load.dtype.bits == 16
+    return load if narrow and load.mask is None and load.buffer.space == "shared" else None
+
+
+# ---------------------------------------------------------------- pipelines
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pipeline:
+    """``loop``: its tiles are a ring of as many stages as it is wide."""
+
+    loop: For
+    tiles: tuple[Buffer, ...]
+    fills: tuple[Fill, ...]
+    product: TileProduct
+
+
+def pipelines(body: Sequence[Stmt]) -> list[For]:
+    """The pipelined loops in ``body`` that multiply (the others are ``outlets``)."""
+    found = [s for s in statements(body) if isinstance(s, For) and s.kind.name == "pipeline"]
+    return [s for s in found if not is_outlet(s)]
+
+
+def is_outlet(loop: For) -> bool:
+    """Whether a pipelined loop ends with a store of the copying engine: what is in it takes results out."""
+    last = loop.body[-1] if loop.body else loop
+    if loop.kind.name != "pipeline" or not isinstance(last, For) or last.kind.name != "instr":
+        return False
+    return all(isinstance(s, For) or (isinstance(s, Store) and s.buffer.space == "global") for s in statements((last,)))
+
+
+def pipeline(loop: For) -> Pipeline | None:
+    """The Pipeline that ``loop`` is: allocs of tiles, a fill of each, and one product of two of them."""
+    tiles = tuple([s.buffer for s in loop.body if isinstance(s, Alloc) and not s.reducer])
+    if len(loop.body) != 2 * len(tiles) + 1:
+        return None
+    fills = [fill(s) for s in loop.body[len(tiles) : -1]]
+    product = tile_product(loop.body[-1])
+    if product is None or {id(product.left), id(product.right)} != {id(t) for t in tiles}:
+        return None
+    found = tuple([f for f in fills if f is not None])
+    if [id(f.tile) for f in found] != [id(t) for t in tiles]:
+        return None
+    return Pipeline(loop, tiles, found, product)

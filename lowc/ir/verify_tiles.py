@@ -1,0 +1,122 @@
+"""The rules for pipelines, instructions and teams in a kernel for a GPU (docs/design.md 6): where they stand and what they are.
+
+A pipeline is at block level, in no thread loop.  One of a kernel multiplies: its body is what ``tiles.pipeline`` knows (tiles, a
+fill of each, a product of two of them).  Others take results out: what ``outlets.outlet`` knows.  Fills, drains and products are
+nowhere else, and nobody else touches a tile or a strip: threads and the engine that copies wait for one another there only.
+
+A loop of teams is all that blocks do but for lets; teams wait neither for one another nor for all threads, and one knows how long
+another multiplies, whichever tile it has.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from lowc.ir.index import Axis, Opaque, atoms
+from lowc.ir.nodes import Acc, Alloc, Barrier, Buffer, For, Kernel, Let, Load, Stmt, Store
+from lowc.ir.outlets import Outlet, outlet, outlets
+from lowc.ir.outlets import box as drained
+from lowc.ir.tiles import FILLS, TMA, WGMMA, Pipeline, box, pipeline, pipelines
+from lowc.ir.walk import exprs, parts, statements
+
+Broken = tuple[Stmt | Kernel, str] | None
+
+
+def broken(kernel: Kernel) -> Broken:
+    """A statement that breaks a rule, and the rule; None if none does."""
+    loops, out = pipelines(kernel.body), outlets(kernel.body)
+    inside = {id(s) for loop in (*loops, *out) for s in statements(loop.body)}
+    for stmt in statements(kernel.body):
+        if isinstance(stmt, For) and stmt.kind.name == "instr":
+            if stmt.kind.key not in (*FILLS, WGMMA):
+                return stmt, f"a GPU has no instruction {stmt.kind.key}"
+            if id(stmt) not in inside:
+                return stmt, f"instr({stmt.kind.key}) outside a pipeline"
+        if isinstance(stmt, For) and stmt.kind.name in ("thread", "vector"):
+            for other in statements(stmt.body):
+                if isinstance(other, For) and other.kind.name in ("pipeline", "teams"):
+                    return other, f"{other.kind.name} in a loop of threads or lanes"
+    if len(loops) > 1:
+        return loops[1], "a second pipeline in a kernel"
+    if not loops:
+        return (out[0], "results taken out of a kernel that multiplies nothing") if out else _teams(kernel)
+    found = pipeline(loops[0])
+    if found is None:
+        return loops[0], "a pipeline is tiles in shared memory, one fill of each, and one product of two of them"
+    strips = [outlet(loop) for loop in out]
+    for loop, one in zip(out, strips, strict=True):
+        if one is None:
+            return loop, "what takes results out is strips in shared memory, a thread loop that sets them, and one drain of each"
+    return _parts(kernel, found) or _outlets([one for one in strips if one is not None]) or _own(kernel, found) or _teams(kernel)
+
+
+def _parts(kernel: Kernel, found: Pipeline) -> Broken:
+    for each in found.fills:
+        if each.key == TMA and box(each) is None:
+            return each.loops[0], f"what fills {each.tile.name} is no box of a buffer"
+    product = found.product
+    sums = next((s for s in statements(kernel.body) if isinstance(s, Alloc) and s.buffer is product.sums), None)
+    if sums is None or sums.reducer != "add" or sums.buffer.space != "local":
+        return product.loop, f"{product.sums.name} is no local array of sums"
+    return None
+
+
+def _outlets(found: Sequence[Outlet]) -> Broken:
+    for one in found:
+        for each in one.drains:
+            if drained(each) is None:
+                return each.loops[0], f"where {each.strip.name} goes is no box of a buffer"
+        strips = {id(s) for s in one.strips}
+        for stmt in statements(one.work.body):
+            if any(id(load.buffer) in strips for load in _loads(stmt)):
+                return stmt, "a strip is read by threads"
+            if isinstance(stmt, Alloc) and stmt.buffer.space == "shared":
+                return stmt, f"{stmt.buffer.name} in shared memory in a pipeline"
+    return None
+
+
+def _own(kernel: Kernel, found: Pipeline) -> Broken:
+    """Whether somebody else touches a tile or a strip."""
+    ways: list[tuple[For, tuple[Buffer, ...]]] = [(found.loop, found.tiles)]
+    ways += [(one.loop, one.strips) for one in map(outlet, outlets(kernel.body)) if one is not None]
+    for loop, buffers in ways:
+        own, inside = {id(b) for b in buffers}, {id(s) for s in statements(loop.body)}
+        for stmt in statements(kernel.body):
+            if id(stmt) in inside:
+                continue
+            if isinstance(stmt, Store) and id(stmt.buffer) in own:
+                return stmt, f"{stmt.buffer.name} is a tile of a pipeline"
+            if any(id(load.buffer) in own for load in _loads(stmt)):
+                return stmt, "a tile of a pipeline is read outside it"
+    return None
+
+
+def _loads(stmt: Stmt) -> Iterator[Load]:
+    return (p for e in exprs(stmt) for p in parts(e) if isinstance(p, Load))
+
+
+def _teams(kernel: Kernel) -> Broken:
+    found = [s for s in statements(kernel.body) if isinstance(s, For) and s.kind.name == "teams"]
+    if not found:
+        return None
+    body: Sequence[Stmt] = kernel.body
+    while len(body) == 1 and isinstance(body[0], For) and body[0].kind.name == "block":
+        body = body[0].body
+    loop = found[0]
+    if len(found) > 1 or body[-1] is not loop or not all(isinstance(s, Let) for s in body[:-1]):
+        return found[-1], "teams have the iterations of one loop, which is all that a block does"
+    multiplies = pipelines(loop.body)
+    if not multiplies:
+        return loop, "teams without a pipeline"
+    if any(isinstance(a, Axis | Opaque) for a in atoms(multiplies[0].axis.extent)):
+        return multiplies[0], "how long a team multiplies differs from iteration to iteration"
+    inside = {id(s) for p in (*multiplies, *outlets(loop.body)) for s in statements(p.body)}
+    for stmt in statements(loop.body):
+        shared = isinstance(stmt, Alloc) and stmt.buffer.space == "shared" and id(stmt) not in inside
+        if shared or isinstance(stmt, Barrier) or (isinstance(stmt, Acc) and not _in_threads(loop, stmt)):
+            return stmt, "teams share nothing and do not wait for one another"
+    return None
+
+
+def _in_threads(loop: For, stmt: Stmt) -> bool:
+    return any(
+        stmt in statements(s.body) for s in statements(loop.body) if isinstance(s, For) and s.kind.name == "thread"
+    )

@@ -1,0 +1,81 @@
+"""Choosing whose a matrix product on a GPU is: a kernel of lowc's own on tensor cores, or a library's.
+
+With option ``matmul="auto"`` it is lowc's own where the model of costs (``choose_tensor_cores``) says that this saves time: where
+pointwise ops follow, which then need no kernel and no memory of their own, and where rows begin at no multiple of 16 bytes, which
+the library does at a sixth of its speed.  The library by itself takes what the best way would, less a little (docs/design.md
+section 10 has the measurements).
+"""
+
+from collections.abc import Callable, Sequence
+
+from lowc.ir.index import Index, constant, lower_bound
+from lowc.ir.types import DType
+from lowc.options import Options
+from lowc.scheduler.choose_tensor_cores import ABILITY, WAYS, Size, cost
+from lowc.target import Target
+
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
+SPAN = 0.65  # microseconds that a span of the model takes under load
+SPEED = 0.97  # the library's time over that of the best way
+BROKEN = 5.9  # and where rows begin at no multiple of 16 bytes
+POINTWISE = 2.0  # microseconds that a kernel of its own takes besides moving memory …
+MEMORY = 4.2e6  # … and bytes that are moved in a microsecond
+COPIED = 1.5e6  # bytes in a microsecond where a factor is copied so that its rows begin elsewhere
+WORK = 15  # cheap instructions that pointwise ops take for an element
+LEAST = 256  # rows, columns, depth below which the library divides products as lowc does not
+GAIN = 1.02  # what the library must take of lowc's own time, at least
+
+
+def library(target: Target, options: Options) -> Whose:
+    """For ``lowering``: why a product of tensors of a dtype and of these shapes is the library's; "" for one of lowc's own.
+
+    Told are the dtype, the shapes, whether pointwise ops follow, and whether both factors lie as the copying engine wants them.
+    """
+
+    def why(dtype: DType, x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bool) -> str:
+        if options.matmul == "library":
+            return "option matmul='library'"
+        if ABILITY not in target.ops:
+            return f"lowc's own are for compute capability 9.0, not {target.cpu}"
+        if dtype.bits != 16:
+            return f"lowc's own are of f16 and bf16, not {dtype}"
+        if len(x) < 2 or len(y) < 2 or any(constant(n) in (0, 1) for n in (*x[-2:], y[-1])):
+            return "no product of two matrices"
+        if (lower_bound(x[-1]) or 0) < 1:
+            return "its depth may be 0"
+        return "" if options.matmul == "own" else _slower(x, y, followed, in_lines, target.cores)
+
+    return why
+
+
+def _slower(x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bool, processors: int) -> str:
+    """Why a product is not worth a kernel of lowc's own."""
+    extents = [constant(n) for n in (*x, y[-1])]
+    known = [n for n in extents if n is not None]
+    if len(known) < len(extents):
+        return "how large it is only the call tells; lowc's own with option matmul='own'"
+    *batch, rows, depth, columns = known
+    count = 1
+    for n in batch:
+        count *= n
+    if len(y) < 3:
+        rows, count = rows * count, 1
+    if min(rows, columns, depth) < LEAST:
+        return "it is small; lowc's own with option matmul='own'"
+    gain = gain_of(Size(count, rows, columns, depth), followed, in_lines, processors)
+    if gain >= GAIN:
+        return ""
+    return f"which takes {gain:.2f} of what lowc's own would; with option matmul='own' it is lowc's"
+
+
+def gain_of(size: Size, followed: bool, in_lines: bool, processors: int) -> float:
+    """About how many times as long as lowc's own the library takes, with the pointwise kernel after it."""
+    elements = size.batch * size.rows * size.columns
+    theirs = (SPEED if in_lines else BROKEN) * SPAN * min(cost(size, way, processors) for way in WAYS)
+    if followed:
+        theirs += POINTWISE + 4 * elements / MEMORY
+    work = Size(size.batch, size.rows, size.columns, size.depth, WORK if followed else 0)
+    ours = SPAN * min(cost(work, way, processors) for way in WAYS)
+    if not in_lines:
+        ours += 2 * POINTWISE + 4 * size.batch * size.depth * (size.rows + size.columns) / COPIED
+    return theirs / ours

@@ -1,0 +1,140 @@
+"""Choosing how tensor cores do a contraction.
+
+A product takes rounds of tiles over the multiprocessors.  A tile takes a time for each span of the depth, and a time at its end:
+for what is made of its sums, during which tensor cores wait, unless a second team of threads multiplies meanwhile.  All times are
+in spans of a tile of 128 x 256, which take 1024 cycles if nothing is in the way (docs/design.md section 10).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lowc.errors import ScheduleError
+from lowc.ir import tiles
+from lowc.ir.nodes import For, Kernel, Load, Stmt, Store
+from lowc.ir.walk import exprs, parts
+from lowc.scheduler.contraction import Contraction, find, innermost
+from lowc.scheduler.nest import estimate, weight
+from lowc.scheduler.tensor_cores import TensorCores, narrow
+from lowc.scheduler.tile_epilogue import STRIP
+from lowc.target import Target
+
+ABILITY = "wgmma"
+SHARED = 226 << 10  # bytes for the ring of tiles and the strips, of the 227 KB that a block may have
+LEAST_STAGES = 3
+START = 1.5  # until the first tiles are there
+RASTER = 8  # rows of tiles that are done together
+LOADED = 2  # what an element that an epilogue loads costs, in cheap instructions
+ISSUE = 131072  # sums of which a multiprocessor computes one cheap instruction each while a span lasts
+TRIES = 4  # ways that are tried, best first, should one not be legal
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A tile of rows x columns by ``groups`` of 128 threads in each of ``teams``.  ``span``: the time of one of its spans;
+    ``end``: of its end, if its sums are only stored."""
+
+    tile: tuple[int, int]
+    groups: int
+    teams: int
+    span: float
+    end: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.tile[0]}x{self.tile[1]}" + (f" in {self.teams} teams" if self.teams > 1 else "")
+
+
+WAYS = (
+    Way((128, 256), 2, 1, 1.0, 1.6),
+    Way((128, 192), 2, 1, 0.77, 1.3),
+    Way((128, 128), 2, 1, 0.53, 0.9),
+    Way((128, 64), 2, 1, 0.44, 0.6),
+    Way((64, 128), 1, 1, 0.40, 0.9),
+    Way((64, 64), 1, 1, 0.30, 0.6),
+    Way((128, 128), 1, 2, 0.53, 1.1),
+    Way((64, 256), 1, 2, 0.60, 1.1),
+)
+NARROW = 128  # columns of a tile at most where threads copy: they need registers
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a product: how many there are (``batch``), and ``rows``, ``columns``, ``depth`` of each.  ``work``: what is made of an
+    element of it, in cheap instructions; ``stored``: bytes of what is stored for it."""
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    work: int = 0
+    stored: int = 2
+
+
+def choices(kernel: Kernel, target: Target) -> tuple[TensorCores, ...]:
+    """Ways to do ``kernel`` if that is one contraction of 16-bit factors, best first; none if it is none."""
+    found = contraction(kernel, target)
+    if found is None or found.rows is None:
+        return ()
+    size = size_of(found)
+    out: list[TensorCores] = []
+    for copies in ((tiles.TMA, tiles.TMA), (tiles.COPY, tiles.TMA), (tiles.TMA, tiles.COPY), (tiles.COPY, tiles.COPY)):
+        suited = [w for w in WAYS if tiles.COPY not in copies or (w.teams == 1 and w.groups > 1 and w.tile[1] <= NARROW)]
+        ordered = sorted(suited, key=lambda way: cost(size, way, target.cores))
+        for way in ordered[:TRIES]:
+            out += _steps(found, size, way, copies, target)
+    return tuple(out)
+
+
+def _steps(found: Contraction, size: Size, way: Way, copies: tuple[str, str], target: Target) -> Iterator[TensorCores]:
+    """``way`` with as much memory for strips as leaves enough for the ring."""
+    high, wide = way.tile
+    most = 3 if wide // STRIP == 3 else min(2, wide // STRIP)
+    for strips in (most, 1, 0):
+        left = SHARED - strips * way.teams * high * STRIP * size.stored
+        stages = min(left // (2 * tiles.SPAN * (high + wide)), 8)
+        if stages >= LEAST_STAGES:
+            axis = found.outer[0].axis.name
+            yield TensorCores(axis, way.tile, stages, copies, target.cores, RASTER, way.groups, way.teams, strips)
+            return
+
+
+def contraction(kernel: Kernel, target: Target) -> Contraction | None:
+    """The contraction that ``kernel`` is, if ``target`` has tensor cores for it."""
+    if ABILITY not in target.ops or len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
+        return None
+    found = find(kernel.body[0])
+    if found is None or found.rows is None:
+        return None
+    try:
+        return found if narrow(found.left).dtype == narrow(found.right).dtype else None
+    except ScheduleError:
+        return None
+
+
+def cost(size: Size, way: Way, processors: int) -> float:
+    """About how long products take that way."""
+    high, wide = way.tile
+    blocks = size.batch * -(-size.rows // high) * -(-size.columns // wide)
+    rounds = -(-blocks // processors)
+    multiplied = -(-size.depth // tiles.SPAN) * way.span
+    end = way.end + high * wide * size.work / ISSUE
+    if way.teams == 1:
+        return START + rounds * (multiplied + end)
+    return START + max(rounds * multiplied + end, -(-rounds // way.teams) * (multiplied + end))
+
+
+def size_of(found: Contraction) -> Size:
+    """The Size of a contraction with rows; of sizes of the call, what is likely."""
+    assert found.rows is not None
+    count = 1
+    for loop in found.outer:
+        if loop is not found.rows and loop is not found.columns:
+            count *= max(1, estimate(loop.axis.extent))
+    rows, columns, depth = (estimate(f.axis.extent) for f in (found.rows, found.columns, found.depth))
+    block = innermost(found.outer[-1].body)
+    rest: Sequence[Stmt] = () if block is None else block[2]
+    seen: dict[int, int] = {}
+    work = sum(weight(e, seen) for s in rest for e in exprs(s))
+    loaded = {id(p) for s in rest for e in exprs(s) for p in parts(e) if isinstance(p, Load)}
+    stored = sum(s.buffer.dtype.bytes for s in rest if isinstance(s, Store))
+    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored)

@@ -1,0 +1,212 @@
+"""The primitive ``TensorCores``: a contraction of 16-bit floats by the tensor cores of a GPU, its epilogue where the sums are.
+
+    for i in M { for j in N { acc s = add; for k in K { s add= product(f32(x[…]), f32(w[…])) }; y[…] = f(s) } }
+      →  for g in 132 block { for turn in … {                  # each block takes tiles in turns
+           i_at = …; j_at = …
+           alloc sums: f32[256, 128] @local = add               # 128 x 256 of them, 128 in each thread
+           for k_o in ceil(K/64) pipeline(4) {
+             alloc left: bf16[128, 64] @shared; alloc right: bf16[256, 64] @shared
+             for i in 128 instr(tma) { for k in 64 { left[i, k] = x[…] } }; …
+             for t in 256 thread(256) { for r in 128 instr(wgmma) { for k in 64 { sums[t, r] add= product(…) } } }
+           }
+           for c in 4 pipeline(2) {                             # the epilogue, 64 columns at a time
+             alloc strip: bf16[128, 64] @shared
+             for t in 256 thread(256) { for h in 2 { for j in 8 { for v in 2 vector(2) { strip[…] = f(sums[…]) } } } }
+             for i in 128 instr(tma) { for j in 64 { y[…] = strip[i, j] if … } }
+           }
+         } }
+
+``ir/tiles.py`` and ``ir/outlets.py`` say what the nests in it are.  What a tile has beyond the edges is 0, and no result there is
+stored.  Results that the copying engine cannot store (rows that are no multiple of 16 bytes) threads store themselves, without
+strips.  Tiles are numbered so that blocks at work at one time share rows and columns in the L2 cache.
+
+With two ``teams`` of threads the turns are ``teams(2)``: while one team computes and stores what it makes of its sums, the other
+multiplies.
+"""
+
+from dataclasses import dataclass
+
+from lowc.errors import ScheduleError
+from lowc.ir import tiles
+from lowc.ir.index import (
+    Atom,
+    Axis,
+    Index,
+    Opaque,
+    constant,
+    depends_on,
+    floordiv,
+    ix,
+    lower_bound,
+    minimum,
+    mod,
+)
+from lowc.ir.nodes import SERIAL, Alloc, Buffer, Expr, For, FromIndex, Kind, Let, Load, Op, Stmt, Store, Var
+from lowc.ir.types import f32, i64
+from lowc.ir.walk import Substitution, both, with_mask, zero_outside
+from lowc.scheduler.contraction import Contraction, contiguous, find
+from lowc.scheduler.nest import nested, numel
+from lowc.scheduler.rename import fresh
+from lowc.scheduler.tile_epilogue import Epilogue, less
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCores:
+    """``axis``: the outermost loop.  ``tile``: its rows and columns; ``groups`` of 128 threads do it, each 64 rows at a time;
+    ``teams`` of so many threads have tiles in turn.  ``copies``: what fills the tiles of the left and the right factor,
+    ``tiles.TMA`` or ``tiles.COPY``.  ``blocks``: the most there are at a time; ``group``: rows of tiles that are done together.
+    ``strips``: how many are in turn for each team; 0 where threads store."""
+
+    axis: str
+    tile: tuple[int, int]
+    stages: int
+    copies: tuple[str, str]
+    blocks: int
+    group: int = 8
+    groups: int = 2
+    teams: int = 1
+    strips: int = 2
+
+
+def tensor_cores(loop: For, step: TensorCores, taken: set[str]) -> tuple[Stmt, ...]:
+    """``loop``, a contraction, by tiles; raises ScheduleError where it is none that tensor cores can do."""
+    found = find(loop)
+    if found is None or found.rows is None:
+        raise ScheduleError(f"the loop over {loop.axis} is no product of two matrices")
+    for each in found.outer:
+        if any(depends_on(each.axis.extent, f.axis) for f in found.outer):
+            raise ScheduleError(f"how long {each.axis} is depends on another loop")
+    if (lower_bound(found.depth.axis.extent) or 0) < 1:
+        raise ScheduleError(f"{found.depth.axis} may have no iteration")
+    return Tiler(found, step, taken).grid()
+
+
+def narrow(factor: Expr) -> Expr:
+    """The 16-bit value that ``factor`` is the widening of; raises ScheduleError if it is none."""
+    if isinstance(factor, Op) and factor.name == "cast" and factor.dtype == f32:
+        value = factor.args[0]
+        if value.dtype.kind == "f" and value.dtype.bits == 16:
+            return value
+    raise ScheduleError("a factor is no value of 16 bits")
+
+
+class Tiler:
+    def __init__(self, found: Contraction, step: TensorCores, taken: set[str]) -> None:
+        assert found.rows is not None
+        self.found, self.step, self.taken = found, step, taken
+        self.rows, self.columns = found.rows.axis, found.columns.axis
+        self.batch = [f.axis for f in found.outer if f is not found.rows and f is not found.columns]
+        self.high, self.wide = step.tile
+        self.threads = step.groups * tiles.GROUP
+        self.at_a_time = step.groups * tiles.GROUP_ROWS
+        if self.high % self.at_a_time:
+            raise ScheduleError(f"{self.high} rows for {step.groups} groups of threads, each {tiles.GROUP_ROWS} at a time")
+        self.lets: list[Let] = []
+        self.at: dict[Atom, Index] = {}
+        self.inside: Expr | None = None
+
+    def axis(self, name: str, extent: int | Index) -> Axis:
+        return Axis(fresh(name, self.taken), ix(extent))
+
+    def grid(self) -> tuple[Stmt, ...]:
+        down = (self.rows.extent + (self.high - 1)) // self.high
+        across = (self.columns.extent + (self.wide - 1)) // self.wide
+        total = numel([a.extent for a in self.batch]) * down * across
+        blocks = minimum(self.step.blocks, total)
+        block = self.axis(f"{self.rows.name}_g", blocks)
+        once = (constant(total) or self.step.blocks + 1) <= self.step.blocks
+        turns = ix(1) if once else 1 + floordiv(total - 1 - block, blocks)
+        number: Index = ix(block)
+        turn = self.axis(f"{self.rows.name}_turn", turns)
+        if constant(turns) != 1:
+            number = number + ix(turn) * blocks
+        self.coordinates(number, down, across)
+        body = (*self.lets, *self.tile())
+        if constant(turns) != 1:
+            body = (For(turn, body, Kind("teams", self.step.teams) if self.step.teams > 1 else SERIAL),)
+        elif self.step.teams > 1:
+            raise ScheduleError("one turn for several teams")
+        return (For(block, body, Kind("block")),)
+
+    def named(self, name: str, index: Index) -> Index:
+        """``index`` as the coordinate that a let holds, unless it is a number."""
+        if constant(index) is not None:
+            return index
+        var = Var(fresh(name, self.taken), i64)
+        self.lets.append(Let(var, FromIndex(index, i64)))
+        return ix(Opaque(var.name))
+
+    def coordinates(self, number: Index, down: Index, across: Index) -> None:
+        """Where tile ``number`` begins: tiles go down within groups of rows of tiles, then across, then to the next group."""
+        each = down * across
+        matrix = floordiv(number, each)
+        for axis in reversed(self.batch):
+            self.at[axis] = self.named(f"{axis.name}_at", mod(matrix, axis.extent))
+            matrix = floordiv(matrix, axis.extent)
+        rest = mod(number, each) if self.batch else number
+        group = floordiv(rest, across * self.step.group)
+        height = minimum(self.step.group, down - group * self.step.group)
+        within = mod(rest, across * self.step.group)
+        row, column = group * self.step.group + mod(within, height), floordiv(within, height)
+        # names are those of tiles, not of where they begin: that addresses are multiples of 16 bytes shall be seen
+        self.at[self.rows] = self.named(f"{self.rows.name}_tile", row) * self.high
+        self.at[self.columns] = self.named(f"{self.columns.name}_tile", column) * self.wide
+
+    # ------------------------------------------------------------ the sums
+
+    def tile(self) -> list[Stmt]:
+        each = self.high * self.wide // self.threads
+        shape, strides = (ix(self.threads), ix(each)), (ix(each), ix(1))
+        sums = Buffer(fresh("sums", self.taken), f32, shape, strides, "local")
+        turns = (self.found.depth.axis.extent + (tiles.SPAN - 1)) // tiles.SPAN
+        outer = self.axis(f"{self.found.depth.axis.name}_o", turns)
+        left, left_fill = self.fill("left", self.found.left, self.rows, self.high, outer, self.step.copies[0])
+        right, right_fill = self.fill("right", self.found.right, self.columns, self.wide, outer, self.step.copies[1])
+        thread, number = self.axis("t", self.threads), self.axis("r", each)
+        deep = self.axis("k", tiles.SPAN)
+        t, r, k = ix(thread), ix(number), ix(deep)
+        row = tiles.row_of_many(t, r, self.wide // 2, self.at_a_time)
+        column = tiles.column_of_many(t, r, self.wide // 2)
+        factors = tuple([
+            Op("cast", (Load(buffer, tiles.place(buffer, where, k)),), f32) for buffer, where in ((left, row), (right, column))
+        ])  # fmt: skip
+        add = Store(sums, (t, r), Op("product", factors, f32), None, "add")
+        instruction = For(number, (For(deep, (add,)),), Kind("instr", 0, tiles.WGMMA))
+        multiply = For(thread, (instruction,), Kind("thread", self.threads))
+        body = (Alloc(left), Alloc(right), left_fill, right_fill, multiply)
+        return [Alloc(sums, "add"), For(outer, body, Kind("pipeline", self.step.stages)), self.epilogue(sums)]
+
+    def fill(self, name: str, factor: Expr, across: Axis, size: int, outer: Axis, key: str) -> tuple[Buffer, For]:
+        """The tile of ``factor``, and the nest that fills it with ``size`` places along ``across``."""
+        value = narrow(factor)
+        depth = self.found.depth.axis
+        i, k = self.axis(across.name, tiles.SPAN), self.axis("k", tiles.SPAN)
+        if contiguous(factor, across) and not contiguous(factor, depth):
+            if size % tiles.SPAN:
+                raise ScheduleError(f"{size} columns are no whole rows of a tile")
+            chunk = self.axis("c", size // tiles.SPAN)
+            axes, position = (chunk, k, i), ix(chunk) * tiles.SPAN + i
+        else:
+            i = Axis(i.name, ix(size))
+            axes, position = (i, k), ix(i)
+        shape = tuple([a.extent for a in axes])
+        strides = tuple([numel(shape[n + 1 :]) for n in range(len(shape))])
+        tile = Buffer(fresh(name, self.taken), value.dtype, shape, strides, "shared")
+        at = {**self.at, across: self.at[across] + position, depth: ix(outer) * tiles.SPAN + k}
+        value = Substitution(at).expr(value)
+        inside: Expr | None = None
+        for axis in (depth, across, *self.batch):
+            inside = both(inside, less(at[axis], axis.extent))
+        assert inside is not None
+        value = with_mask(value, inside, {})
+        store = Store(tile, tuple([ix(a) for a in axes]), value if isinstance(value, Load) else zero_outside(value, inside))
+        nest = nested(axes, (store,))[0]
+        assert isinstance(nest, For)
+        nest = For(nest.axis, nest.body, Kind("instr", 0, key))
+        found = tiles.fill(nest)
+        if found is None or (key == tiles.TMA and tiles.box(found) is None):
+            raise ScheduleError(f"the {name} factor is no box that the copying engine takes")
+        return tile, nest
+
+    def epilogue(self, sums: Buffer) -> For:
+        return Epilogue(self.found, self.at, self.step.tile, self.threads, self.step.strips, self.taken).nest(sums)

@@ -1,0 +1,83 @@
+"""Code of products on tensor cores: ptxas takes every way of doing one without spills and without serialising it."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lowc.backends import nvptx
+from lowc.ir.nodes import For, Kernel, Launch
+from lowc.ir.walk import statements
+from lowc.options import Options
+from lowc.scheduler import choose_tensor_cores
+from lowc.scheduler.choose_tensor_cores import NARROW, WAYS, Way
+from tests.scheduler.products import TARGET, machine, product
+
+SILU = "({s} + f32(bias[j])) * rcp(1.0 + ex2(-1.4426950408889634 * ({s} + f32(bias[j]))))"
+COPYING = [w for w in WAYS if w.teams == 1 and w.groups > 1 and w.tile[1] <= NARROW]
+
+
+def by(kernel: Kernel, way: Way, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The PTX of ``kernel`` done that way."""
+    monkeypatch.setattr(choose_tensor_cores, "WAYS", (way,))
+    module = machine(kernel)
+    (step,) = module.steps
+    assert isinstance(step, Launch)
+    assert any(s.kind.key == "wgmma" for s in statements(step.kernel.body) if isinstance(s, For))
+    return nvptx.compile_module(module, TARGET, Options()).code.decode()
+
+
+def assembled(ptx: str, folder: Path) -> str:
+    """What ptxas says."""
+    source = folder / "code.ptx"
+    source.write_text(ptx)
+    command = ["ptxas", "-v", "-arch=sm_90a", str(source), "-o", str(folder / "code.cubin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def clean(said: str) -> None:
+    assert not re.search(r"C75\d\d|[Ww]arning", said), said  # C7504, C7509: registers not given, multiply-adds serialised
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said) == [("0", "0")], said
+
+
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.name)
+@pytest.mark.parametrize("form", ["nt", "nn", "tn"])
+def test_ptxas_takes_every_way(way: Way, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = product(4096, 4096, 4096, form, result=SILU)
+    ptx = by(kernel, way, monkeypatch)
+    assert "wgmma.mma_async" in ptx
+    assert "cp.async.bulk.tensor.2d.global.shared" in ptx
+    assert ("setmaxnreg" in ptx) == (way.groups * way.teams == 2)
+    clean(assembled(ptx, tmp_path))
+
+
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
+@pytest.mark.parametrize("way", COPYING, ids=lambda w: w.name)
+def test_where_threads_copy(way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ptx = by(product(1000, 1001, 999, "nn"), way, monkeypatch)
+    assert "cp.async.bulk.tensor" not in ptx
+    clean(assembled(ptx, tmp_path))
+
+
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[-2]], ids=lambda w: w.name)
+def test_sizes_of_the_call_and_batches(way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean(assembled(by(product("m", 4096, 4096), way, monkeypatch), tmp_path))
+    clean(assembled(by(product(4000, 4096, 512, "nn", batch=12), way, monkeypatch), tmp_path))
+
+
+def test_teams_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each team waits before a tile at a barrier of its own, to which the one before it comes at the end of its multiply-adds."""
+    teams = next(w for w in WAYS if w.teams == 2)
+    ptx = by(product(4096, 4096, 4096), teams, monkeypatch)
+    arrivals, waits = (re.findall(rf"\tbar\.{word}\s+%r\d+, (\d+)", ptx) for word in ("arrive", "sync"))
+    assert arrivals == ["256", "256"]  # before the first tile, and at the end of each
+    assert waits.count("256") == 1
+    assert set(waits) == {"128", "256"}
+    alone = by(product(4096, 4096, 4096), WAYS[0], monkeypatch)
+    assert "arrive" not in alone.replace("mbarrier.arrive", "")

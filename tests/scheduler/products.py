@@ -1,0 +1,78 @@
+"""Products of matrices as kernels, scheduled for tensor cores, and what they compute."""
+
+import random
+
+import numpy as np
+
+from lowc.backends.nvptx import default
+from lowc.errors import ScheduleError
+from lowc.ir.index import evaluate
+from lowc.ir.interp import run_kernel
+from lowc.ir.nodes import Kernel, Launch, Module
+from lowc.ir.numeric import from_storage, to_storage
+from lowc.ir.parser import parse_kernel
+from lowc.ir.verify import verify_module
+from lowc.options import Options
+from lowc.scheduler import choose_tensor_cores, contract, linearise, pipeline
+from lowc.scheduler.tensor_cores import TensorCores
+
+TARGET = default()
+LEFT = {"n": "x[i, k]", "t": "x[k, i]"}
+RIGHT = {"n": "y[k, j]", "t": "y[j, k]"}
+
+
+def product(
+    m: int | str, n: int | str, k: int | str, form: str = "nt", batch: int = 0, dtype: str = "bf16", result: str = "{s}"
+) -> Kernel:
+    """out = f(x @ y + bias) @SCHEDULED; extents that are names are sizes.  ``form``: n or t for each factor."""
+    b, at = (f"{batch}, ", "b, ") if batch else ("", "")
+    x = f"{m}, {k}" if form[0] == "n" else f"{k}, {m}"
+    y = f"{k}, {n}" if form[1] == "n" else f"{n}, {k}"
+    left, right = (text.replace("[", f"[{at}") for text in (LEFT[form[0]], RIGHT[form[1]]))
+    names = [e for e in dict.fromkeys((m, n, k)) if isinstance(e, str)]
+    sizes = "".join(f"{s}: size 1.. ~ 40, " for s in names)
+    nest = f"""for i in {m} {{ for j in {n} {{
+        acc s: f32 = add
+        for k in {k} {{ s add= product(f32({left}), f32({right})) }}
+        out[{at}i, j] = {dtype}({result.format(s="s")} + f32(bias[j]))
+    }} }}"""
+    params = f"x: {dtype}[{b}{x}], y: {dtype}[{b}{y}], bias: {dtype}[{n}], out: {dtype}[{b}{m}, {n}]"
+    body = f"for b in {batch} {{ {nest} }}" if batch else nest
+    return linearise._linear(parse_kernel(f"kernel f({sizes}{params}) {{ {body} }}"))
+
+
+def scheduled(kernel: Kernel, **changed: object) -> Kernel:
+    """By the first choice that is legal, with the fields ``changed``; a tile of one's own by one team of two groups."""
+    if "tile" in changed:
+        changed = {"groups": 2, "teams": 1, "strips": 2, **changed}
+    for step in choose_tensor_cores.choices(kernel, TARGET):
+        values = {f: getattr(step, f) for f in step.__slots__} | changed
+        try:
+            return contract.apply(kernel, TensorCores(**values))  # type: ignore[arg-type]
+        except ScheduleError:
+            continue
+    raise AssertionError("no schedule")
+
+
+def result(kernel: Kernel, sizes: dict[str, int], shuffle: random.Random | None = None) -> np.ndarray:
+    """What ``kernel`` stores, on small integers: all sums are exact, so that their order does not show."""
+    generator = np.random.default_rng(0)
+    memory = {}
+    for param in kernel.params:
+        count = max(0, evaluate(param.shape[0], sizes))
+        memory[param.name] = to_storage(generator.integers(-2, 3, count).astype(np.float32), param.dtype)
+    outs = [p for p in kernel.params if p.name in ("out", "turned")]
+    for out in outs:
+        memory[out.name][:] = to_storage(np.array([np.nan], np.float32), out.dtype)[0]
+    run_kernel(kernel, memory, sizes, shuffle)
+    return np.concatenate([from_storage(memory[out.name], out.dtype) for out in outs])
+
+
+def machine(kernel: Kernel) -> Module:
+    """``kernel`` after all passes from ``split`` on."""
+    module = Module("SCHEDULED", kernel.sizes, (*kernel.params, *kernel.sizes), (), (), (Launch(kernel, kernel.params),))
+    for each in pipeline.PASSES[[p.name for p in pipeline.PASSES].index("split") :]:
+        if each.only in ("", "nvptx"):
+            module = pipeline.apply(each, module, TARGET, Options(check=True))
+    verify_module(module, "MACHINE")
+    return module
