@@ -81,6 +81,25 @@ def test_products(isa: str, dtype: torch.dtype) -> None:
     check()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_products_that_share_copies(isa: str) -> None:
+    """So many multiply-adds that factors are copied ahead of the blocks, whichever is."""
+    if not able(isa):
+        pytest.skip(f"no {isa} here")
+
+    @settings(SETTINGS, max_examples=12)
+    @given(st.integers(100, 400), st.integers(16, 400), st.integers(40, 700), LAYOUTS, LAYOUTS, st.booleans(), st.integers(0, 99))
+    def check(m: int, n: int, k: int, left: str, right: str, batched: bool, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        batch = (2,) if batched else ()
+        x = tensor(generator, (*batch, m, k), left, torch.float32)
+        y = tensor(generator, (*batch, k, n), right, torch.float32)
+        exact, magnitude = torch.matmul(x.double(), y.double()), torch.matmul(x.double().abs(), y.double().abs())
+        close(own(torch.matmul, isa)(x, y), torch.matmul(x, y), exact, magnitude)
+
+    check()
+
+
 def gelu_of_addmm(b: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch.nn.functional.gelu(torch.addmm(b, x, y, beta=0.5, alpha=2))
 
