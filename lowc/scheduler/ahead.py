@@ -122,8 +122,8 @@ class _Copy:
         deep = minimum(size, self.depth.extent - ix(chunk) * size)
         down, panel = self.axis("depth", deep), self.axis("panel", high)
         at_depth, at_panel = ix(chunk) * size + down, ix(group) * step.group + panel
-        even = not mod(self.along.extent, ix(width)).terms
-        here = ix(width) if even else minimum(width, self.along.extent - at_panel * width)
+        even = not mod(self.along.extent, ix(step.panel or step.unit)).terms
+        here = ix(width) if even or not step.panel else minimum(width, self.along.extent - at_panel * width)
         lane = self.axis("lane", here)
         put: dict[Atom, Index] = {**numbers, self.along: at_panel * width + (lane if step.panel else 0), self.depth: at_depth}
         value = Substitution(put).expr(self.factor)
@@ -133,10 +133,21 @@ class _Copy:
         return copy if even else (*copy, *self.edge())
 
     def edge(self) -> tuple[Stmt, ...]:
-        """The rest of the last panel, apart: in the loops over all panels it would hide from the next passes which is written."""
-        width, batch = self.step.panel, {a: self.axis(f"edge_{a.name}", a.extent) for a in self.batch}
-        rest = mod(self.along.extent, ix(width))
+        """The rest of the last panel, or of the room for rows: set to 0, as what was there could be numbers that are slow to use.
+
+        Apart: in the loops over all panels it would hide from the next passes which is written.
+        """
+        panel = self.step.panel
+        batch = {a: self.axis(f"edge_{a.name}", a.extent) for a in self.batch}
+        numbers = {a: ix(b) for a, b in batch.items()}
         depth = self.axis("edge_depth", self.depth.extent)
-        lane = self.axis("edge", (self.along.extent + (width - 1)) // width * width - self.along.extent)
-        place = self.address({a: ix(b) for a, b in batch.items()}, self.along.extent // width, ix(depth), rest + lane)
-        return nested([*batch.values(), depth, lane], (Store(self.memory, (place,), Const(0.0, self.factor.dtype)),))
+        missing = self.room * (panel or 1) - self.along.extent
+        edge = self.axis("edge", missing)
+        if panel:
+            rest = mod(self.along.extent, ix(panel))
+            place = self.address(numbers, self.along.extent // panel, ix(depth), rest + edge)
+            axes = [depth, edge]
+        else:
+            place = self.address(numbers, self.along.extent + edge, ix(depth), ix(0))
+            axes = [edge, depth]
+        return nested([*batch.values(), *axes], (Store(self.memory, (place,), Const(0.0, self.factor.dtype)),))

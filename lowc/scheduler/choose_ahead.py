@@ -221,8 +221,8 @@ def _copy(form: Form, factor: Expr, name: str, side: int, lanes: int, kind: Kind
         Ahead(depth.name, number, name, along.axis.name, panel, group, chunk, unit),
         Grid(outer, (1,) * len(outer), kind),
     ]
-    if panel and (known is None or known % panel):
-        steps.append(Bind(f"{name}_edge", Kind("vector", lanes)))
+    if known is None or known % (panel or unit):
+        steps.append(Bind(f"{name}_edge" if panel else f"{name}_edge_depth", Kind("vector", lanes)))
     if not panel:
         steps.append(Bind(f"{name}_depth", Kind("vector", lanes, "", 4)))
     elif across:

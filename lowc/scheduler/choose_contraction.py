@@ -31,6 +31,7 @@ COPY, TURN = 0.6, 0.9  # cycles for an element that is packed as it lies, or tra
 STREAM = 0.05  # and for one that is read where it lies, while sums are formed
 START = 60.0  # and for each row that is packed, before memory follows
 SUM = 1.0  # and for a block's sum that is read and written
+FEW = 12  # rows (or columns) up to which dots are faster than tiles with a copy
 LEAST = 8  # rows, and elements deep, below which packing does not pay
 
 
@@ -64,11 +65,15 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
     parallel = threads and target.cores > 1 and count * rows * columns * depth // lanes >= PARALLEL_WORK
     kind, cores = (PARALLEL, target.cores) if parallel else (Kind(), 1)
     found_plans: list[tuple[Step, ...]] = []
+    thin: list[tuple[Step, ...]] = []
     if depth >= LEAST:
-        found_plans.append(choose_thin.choose(Thin(found, tuple(batch), lanes, cores, kind), target))
+        thin.append(choose_thin.choose(Thin(found, tuple(batch), lanes, cores, kind), target))
     if rows >= LEAST and columns >= lanes // 2 and depth >= LEAST:
-        found_plans += choose_ahead.choose(found, tuple(batch), lanes, cores, kind, target)
+        ahead = choose_ahead.choose(found, tuple(batch), lanes, cores, kind, target)
+        found_plans = [*thin, *ahead] if min(rows, columns) <= FEW else [*ahead, *thin]
         found_plans.append(_plan(found, batch, _sizes(found, lanes, target, count, cores), lanes, kind))
+    else:
+        found_plans = thin
     return tuple(p for p in found_plans if p)
 
 

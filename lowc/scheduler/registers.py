@@ -17,8 +17,10 @@ whole: where one hangs over the edge of the loops, memory must go on (what is pa
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import Axis, Index, constant, ix, lower_bound, minimum, mod, substitute, upper_bound
-from lowc.ir.nodes import Alloc, Buffer, Expr, For, Kind, Let, Load, Op, Stmt, Store, Var
+from lowc.ir.index import Axis, Index, Opaque, constant, ix, lower_bound, minimum, mod, substitute, upper_bound
+from lowc.ir.index import atoms as index_atoms
+from lowc.ir.nodes import Alloc, Buffer, Expr, For, FromIndex, Kind, Let, Load, Op, Stmt, Store, Var
+from lowc.ir.types import i64
 from lowc.ir.walk import Substitution, free_atoms, parts
 from lowc.scheduler.contraction import is_product
 from lowc.scheduler.nest import chain, nested
@@ -86,11 +88,15 @@ def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
     line = Buffer(fresh("line", taken), value.dtype, (ix(step.columns),), (ix(1),), "local")
     filled, row, column = axis(j, "l", step.columns), axis(i, "r", step.rows), axis(j, "r", step.columns)
     filled_y = at(None, filled).expr(value.args[1 - left])
-    asked = () if step.soon is None else _ask(step.soon, step, loop.axis, (value.args[left], filled_y), filled, above, taken)
     one = Var(fresh(f"{i.name}_x", taken), value.dtype)
     x = at(row, None).expr(value.args[left])
     if mod(i.extent, ix(step.rows)).terms:
         _loads_inside(x, step.roomy)
+    if mod(j.extent, ix(step.columns)).terms:
+        _loads_inside(filled_y, step.roomy)
+    starts: list[Stmt] = []
+    x, filled_y = (_from_start(e, {loop.axis, row, filled}, taken, starts) for e in (x, filled_y))
+    asked = () if step.soon is None else _ask(step.soon, step, loop.axis, (value.args[left], filled_y), filled, above, taken)
     product = Op("product", (one, Load(line, (ix(column),))), value.dtype)
     add_row = Store(tile, (ix(row) * step.columns + column,), product, None, "add")
     deep = (
@@ -103,10 +109,9 @@ def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
     place = at(down, across).index(add.index[0])
     done = Store(add.buffer, (place,), Load(tile, (ix(down) * step.columns + across,)), None, "add")
     _inside(add.buffer, place)
-    if mod(j.extent, ix(step.columns)).terms:
-        _loads_inside(filled_y, step.roomy)
     body: tuple[Stmt, ...] = (
         Alloc(tile, "add"),
+        *starts,
         For(loop.axis, deep, loop.kind),
         For(down, (For(across, (done,), vectors),), unroll),
     )
@@ -119,6 +124,20 @@ def _tiles(axis: Axis, size: int) -> Index:
     low, high = lower_bound(axis.extent), upper_bound(axis.extent)
     one = low is not None and high is not None and low >= 1 and high <= size
     return ix(1) if one else (axis.extent + (size - 1)) // size
+
+
+def _from_start(expr: Expr, axes: set[Axis], taken: set[str], starts: list[Stmt]) -> Expr:
+    """``expr``, if it is a load, from an address that is named outside of the loops over ``axes``: where strides are symbols it is
+    several multiplications, which nobody would move out of them."""
+    if not isinstance(expr, Load) or expr.mask is not None:
+        return expr
+    terms = expr.index[0].terms
+    fixed = Index(tuple([t for t in terms if axes.isdisjoint(index_atoms(Index((t,))))]))
+    if constant(fixed) is not None:
+        return expr
+    start = Var(fresh(f"{expr.buffer.name}_at", taken), i64)
+    starts.append(Let(start, FromIndex(fixed, i64)))
+    return Load(expr.buffer, (expr.index[0] - fixed + Opaque(start.name),))
 
 
 def _ask(

@@ -10,6 +10,7 @@ from lowc.target import Target
 DEPTH = 512  # of a slice at most: panels of it stay in the L2 cache, and no sum has longer chains
 STACK = 900 << 10  # bytes of scratch memory at most
 LINE = 0.5  # cycles for a vector of a panel, which comes from the L2 cache
+HIGH = 10  # rows of a tile at most: where rows are a power of two apart, more would not stay in the L1 cache, of 8 to 12 ways
 CANDIDATES = 6  # tiles of registers that blocks are tried with
 
 
@@ -18,7 +19,7 @@ def tiles(rows: int, columns: int, lanes: int, target: Target) -> list[tuple[flo
     spare = 1 if "fma" in target.ops else 2
     loads = 0.9 if target.vector_bits == 512 else 2  # in a cycle
     found: list[tuple[float, int, tuple[float, tuple[int, int]]]] = []
-    for high in range(1, 17):
+    for high in range(1, HIGH + 1):
         for vectors in range(1, 9):
             if high * vectors + vectors + spare > target.registers:
                 continue
@@ -29,7 +30,7 @@ def tiles(rows: int, columns: int, lanes: int, target: Target) -> list[tuple[flo
     found.sort()
     near = [f for f in found if f[0] <= found[0][0] * 1.1]
     whole = [f for f in near if rows % f[2][1][0] == 0]
-    powers = [f for f in found if f[2][1][0] in (4, 8, 16)]
+    powers = [f for f in found if f[2][1][0] in (4, 8)]
     return [entry for _, _, entry in (*near[:CANDIDATES], *whole[:CANDIDATES], *powers[:2])]
 
 
