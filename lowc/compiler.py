@@ -149,15 +149,16 @@ def compile_artifact(
     kind, _, index = device_of(graph).partition(":")
     if kind not in ("cpu", "cuda"):
         raise Unsupported(f"tensors on device {kind}", hint="lowc compiles for cpu and cuda")
-    module = _lowered(graph, options, trace, forbidden)
     if kind == "cuda":
+        module = _lowered(graph, options, trace, forbidden)
         return _compile_gpu(module, int(index or 0), with_stream(options, graph.name), trace)
     if options.isa == "interp":
-        return _interpreted(module)
+        return _interpreted(_lowered(graph, options, trace, forbidden))
     from lowc.backends import x86
 
     with trace.phase("target"):
         target = x86.detect(options)
+    module = _lowered(graph, options, trace, forbidden, target)
     with trace.phase("scheduler"):
         module = pipeline.run(module, target, options, trace)
     with trace.phase("backend"):
@@ -168,11 +169,13 @@ def compile_artifact(
     return artifact, lambda made, constants: _bind_x86(made, constants, graph.name == "forward")
 
 
-def _lowered(graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str]) -> Module:
+def _lowered(
+    graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str], target: Target | None = None
+) -> Module:
     from lowc.scheduler import pipeline
 
     with trace.phase("lowering"):
-        module = lower(graph, options, forbidden)
+        module = lower(graph, options, forbidden, target=target)
     trace.dump("lowering", lambda: pipeline.listing(module, options))
     return module
 

@@ -168,7 +168,7 @@ def schedule(graph: Graph, options: Options, target: Target) -> tuple[Module, Mo
     from lowc.lowering import lower
     from lowc.scheduler import pipeline
 
-    lowered = lower(graph, options)
+    lowered = lower(graph, options, target=target)
     module = fused = lowered
     off = pipeline.switched_off(options)
     for row in pipeline.PASSES:

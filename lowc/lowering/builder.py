@@ -67,8 +67,8 @@ class Builder:
     ``deterministic``: what ``Graph.deterministic`` says.  ``atomic``: reducing stores happen in any order, as on a GPU; else in
     that of the loops.
 
-    ``own_matmul``: matrix products are loop nests, too; else calls of ATen.  ``alone``: nothing can be left to ATen, so
-    that convolutions are loop nests as well.
+    ``own_matmul``: whether the product of two values is a loop nest; else it is a call of ATen.  ``alone``: nothing can be left
+    to ATen, so that convolutions are loop nests as well.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Builder:
         choose_parts: bool = False,
         deterministic: bool = False,
         atomic: bool = False,
-        own_matmul: bool = False,
+        own_matmul: Callable[[Value, Value], bool] = lambda _x, _y: False,
         alone: bool = False,
     ) -> None:
         """``taken``: names that no temp may have."""

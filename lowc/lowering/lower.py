@@ -12,29 +12,43 @@ from lowc.ir import arithmetic
 from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of
 from lowc.ir.index import Index, Symbol, atoms, constant
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
+from lowc.lowering import choose_product
 from lowc.lowering.builder import Builder
 from lowc.lowering.table import COPYING, SIZES, TABLE
 from lowc.lowering.values import Value, contiguous_strides, whole
 from lowc.options import Options
+from lowc.target import Target
 
 Env = dict[str, tuple[Any, ...]]
 
 
 def lower(
-    graph: Graph, options: Options | None = None, forbid: frozenset[str] = frozenset(), *, alone: bool = False
+    graph: Graph,
+    options: Options | None = None,
+    forbid: frozenset[str] = frozenset(),
+    *,
+    alone: bool = False,
+    target: Target | None = None,
 ) -> Module:
     """The module at level LOOPS that computes ``graph``: one kernel for each op, or an extern call with the reason.
 
     The nodes named in ``forbid`` become extern calls whatever they are.  ``alone``: what has a loop nest that is slower than
-    ATen has it nevertheless; there will be no ATen.
+    ATen has it nevertheless; there will be no ATen.  ``target``: for what it shall be fast; None where that is all the same.
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
     one that returns a window of an input at a place that only a call tells.
     """
     taken = [i.name for i in graph.inputs] + [s.name for s in graph.symbols]
     gpu = not device_of(graph).startswith("cpu")
-    own_matmul = alone or (options is not None and options.matmul == "own" and not gpu)
-    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, own_matmul=own_matmul, alone=alone)
+    always = alone or (options is not None and options.matmul == "own" and not gpu)
+    builder = Builder(
+        taken,
+        gpu,
+        graph.deterministic,
+        atomic=gpu,
+        own_matmul=lambda x, y: always or not gpu and choose_product.own(x, y, options, target),
+        alone=alone,
+    )
     builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
     builder.used |= {(r.name, r.number) for r in _refs(graph.outputs)}
     metas = [i.meta for i in graph.inputs]

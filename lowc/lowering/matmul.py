@@ -69,7 +69,7 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
 
     The other dimensions of ``out`` are those that both have in front, then x's own, then y's own.
     """
-    if not b.own_matmul:
+    if not b.own_matmul(x, y):
         raise NotLowered("a library's, on a GPU" if b.atomic else "a library's (lowc's own with option matmul='own')")
     if x.dtype != y.dtype or x.dtype.kind != "f" or out.dtype.kind != "f":
         raise NotLowered(f"a matrix product of {x.dtype} and {y.dtype}")

@@ -17,7 +17,18 @@ whole: where one hangs over the edge of the loops, memory must go on (what is pa
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import Axis, Index, Opaque, constant, ix, lower_bound, minimum, mod, substitute, upper_bound
+from lowc.ir.index import (
+    Axis,
+    Index,
+    Opaque,
+    constant,
+    ix,
+    lower_bound,
+    minimum,
+    mod,
+    substitute,
+    upper_bound,
+)
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Alloc, Buffer, Expr, For, FromIndex, Kind, Let, Load, Op, Stmt, Store, Var
 from lowc.ir.types import i64
@@ -127,8 +138,8 @@ def _tiles(axis: Axis, size: int) -> Index:
 
 
 def _from_start(expr: Expr, axes: set[Axis], taken: set[str], starts: list[Stmt]) -> Expr:
-    """``expr``, if it is a load, from an address that is named outside of the loops over ``axes``: where strides are symbols it is
-    several multiplications, which nobody would move out of them."""
+    """``expr``, if it is a load, from an address that is named outside of the loops over ``axes``: where strides are symbols it
+    takes several multiplications, which nobody would move out of them."""
     if not isinstance(expr, Load) or expr.mask is not None:
         return expr
     terms = expr.index[0].terms

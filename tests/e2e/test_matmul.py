@@ -142,8 +142,8 @@ def test_epilogues(name: str) -> None:
     assert (found.double() - exact).abs().max() <= bound
 
 
-def kernels(function: Callable[..., Any], *args: Any) -> list[tuple[str, int]]:
-    """(name, number of params) of the kernels that a call of ``function`` makes."""
+def kernels(function: Callable[..., Any], *args: Any, matmul: str = "own") -> list[tuple[str, int]]:
+    """(name, number of params) of the kernels that a call of ``function`` makes, which calls nothing of ATen."""
     from lowc import compiler
     from lowc.ir.nodes import Extern, Launch
 
@@ -160,7 +160,7 @@ def kernels(function: Callable[..., Any], *args: Any) -> list[tuple[str, int]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "compile_artifact", keep)
-        own(function)(*args)
+        own(function, matmul=matmul)(*args)
     return made
 
 
@@ -266,3 +266,13 @@ def test_results_are_the_same_each_time() -> None:
         assert torch.equal(function(x, y), first)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_few_rows_are_own_by_default() -> None:
+    if not able("avx512"):
+        pytest.skip("no avx512 here")
+    x, w, b = normal(8, 1024), normal(768, 1024, seed=1), normal(768, seed=2)
+    torch._dynamo.reset()
+    assert [name for name, _ in kernels(torch.nn.functional.linear, x, w, b, matmul="auto")] == ["addmm_0"]
+    found = torch.compile(torch.nn.functional.linear, backend="lowc")(x, w, b)
+    torch.testing.assert_close(found, torch.nn.functional.linear(x, w, b), rtol=1e-4, atol=1e-4)
