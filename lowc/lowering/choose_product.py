@@ -16,8 +16,12 @@ WEIGHTS = 1 << 19  # … and elements of the right one, from which on the call o
 NARROW = 256  # columns, and depth, below which no run of weights is long enough
 
 
-def own(x: Value, y: Value, options: Options | None, target: Target | None) -> bool:
-    """Whether the product of ``x`` and ``y`` is lowc's own; sizes that are not known are ATen's."""
+def own(x: Value, y: Value, options: Options | None, target: Target | None, made: bool) -> bool:
+    """Whether the product of ``x`` and ``y`` is lowc's own; sizes that are not known are ATen's.
+
+    ``made``: ``y`` is computed in the graph, say from weights of 8 bits.  That can then happen where it is used, so that one row
+    is reason enough.
+    """
     if options is None or target is None or options.matmul != "auto" or options.numerics == "strict":
         return False
     if target.kind != "x86" or target.vector_bits < 512 or x.dtype != f32 or len(x.shape) != 2 or len(y.shape) != 2:
@@ -25,4 +29,5 @@ def own(x: Value, y: Value, options: Options | None, target: Target | None) -> b
     rows, depth, columns = constant(x.shape[0]), constant(x.shape[1]), constant(y.shape[1])
     if rows is None or depth is None or columns is None or y.strides is None or constant(y.strides[0]) != 1:
         return False
-    return rows in ROWS and min(depth, columns) >= NARROW and depth * columns >= WEIGHTS
+    few = rows in ROWS or made and rows == 1
+    return few and min(depth, columns) >= NARROW and depth * columns >= WEIGHTS

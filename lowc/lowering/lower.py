@@ -41,12 +41,18 @@ def lower(
     taken = [i.name for i in graph.inputs] + [s.name for s in graph.symbols]
     gpu = not device_of(graph).startswith("cpu")
     always = alone or (options is not None and options.matmul == "own" and not gpu)
+
+    def own_matmul(x: Value, y: Value) -> bool:
+        made = all(y.buffer is not entry for entry in inputs)
+        return always or not gpu and choose_product.own(x, y, options, target, made)
+
+    inputs: list[Buffer | Symbol | None] = []
     builder = Builder(
         taken,
         gpu,
         graph.deterministic,
         atomic=gpu,
-        own_matmul=lambda x, y: always or not gpu and choose_product.own(x, y, options, target),
+        own_matmul=own_matmul,
         alone=alone,
     )
     builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
@@ -56,7 +62,6 @@ def lower(
     builder.given = {a for size in sizes for a in atoms(size) if isinstance(a, Symbol)}
     env: Env = {}
     devices = devices_of(graph)
-    inputs: list[Buffer | Symbol | None] = []
     for given in graph.inputs:
         inputs.append(_input(given.name, given.meta, builder, env))
     for node in graph.nodes:

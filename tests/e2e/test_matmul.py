@@ -276,3 +276,18 @@ def test_few_rows_are_own_by_default() -> None:
     assert [name for name, _ in kernels(torch.nn.functional.linear, x, w, b, matmul="auto")] == ["addmm_0"]
     found = torch.compile(torch.nn.functional.linear, backend="lowc")(x, w, b)
     torch.testing.assert_close(found, torch.nn.functional.linear(x, w, b), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 40, 100])
+def test_weights_of_eight_bits(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    x, scale = normal(rows, 300), normal(200, seed=2)
+    weights = torch.randint(-127, 128, (200, 300), generator=generator, dtype=torch.int8)
+
+    def product(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+        return x @ (weights.to(torch.float32) * scale[:, None]).t()
+
+    assert rows > 1 or len(kernels(product, x, weights, scale)) == 1
+    exact = x.double() @ (weights.double() * scale.double()[:, None]).t()
+    error, theirs = ((f(x, weights, scale).double() - exact).norm() for f in (own(product), product))
+    assert error <= 2 * theirs

@@ -25,14 +25,21 @@ def matrix(rows: int, columns: int, dtype: DType = f32, turned: bool = False) ->
     return remap(value, shape[::-1], lambda c: c[::-1], value.strides[::-1])
 
 
-def chosen(rows: int, columns: int, depth: int, dtype: DType = f32, along_depth: bool = True, **options: str) -> bool:
+def chosen(
+    rows: int, columns: int, depth: int, dtype: DType = f32, *, along_depth: bool = True, made: bool = False, **options: str
+) -> bool:
     x, y = matrix(rows, depth, dtype), matrix(depth, columns, dtype, turned=along_depth)
-    return own(x, y, Options(**options), AVX512)  # type: ignore[arg-type]
+    return own(x, y, Options(**options), AVX512, made)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [2, 8, 64])
 def test_linear_layers_of_few_rows_are(rows: int) -> None:
     assert chosen(rows, 2048, 2048)
+
+
+def test_one_row_is_where_weights_are_computed() -> None:
+    assert chosen(1, 2048, 2048, made=True)
+    assert not chosen(65, 2048, 2048, made=True)
 
 
 def test_what_was_not_measured_to_win_is_not() -> None:
@@ -45,5 +52,5 @@ def test_what_was_not_measured_to_win_is_not() -> None:
     assert not chosen(8, 2048, 2048, matmul="library")
     assert not chosen(8, 2048, 2048, numerics="strict")
     x, y = matrix(8, 2048), matrix(2048, 2048, turned=True)
-    assert not own(x, y, Options(), replace(AVX512, vector_bits=256))
-    assert not own(x, y, Options(), None)
+    assert not own(x, y, Options(), replace(AVX512, vector_bits=256), False)
+    assert not own(x, y, Options(), None, False)
