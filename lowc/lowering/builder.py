@@ -64,7 +64,7 @@ class Nest:
     names: dict[str, int] = field(default_factory=dict)
 
 
-Library = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
+Library = Callable[[Value, Value], str]
 
 
 class Builder:
@@ -79,9 +79,8 @@ class Builder:
     ``deterministic``: what ``Graph.deterministic`` says.  ``atomic``: reducing stores happen in any order, as on a GPU; else in
     that of the loops.
 
-    ``library``: why a product is ATen's, "" for one that is to be a loop nest, given its dtype, the shapes of its factors,
-    whether pointwise ops follow (``followed``, of the node at hand), and whether its factors lie as the engine takes them.
-    ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
+    ``library``: why the product of two values is a call of ATen, "" for one that is to be a loop nest.  ``followed``: whether
+    pointwise ops follow the node at hand.  ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Builder:
         choose_parts: bool = False,
         deterministic: bool = False,
         atomic: bool = False,
-        library: "Library | None" = None,
+        library: Library | None = None,
         alone: bool = False,
         engine: bool = False,
     ) -> None:
@@ -98,7 +97,7 @@ class Builder:
         self.choose_parts = choose_parts
         self.deterministic = deterministic
         self.atomic = atomic
-        self.library = library or (lambda dtype, x, y, followed, in_lines: "")
+        self.library = library or (lambda _x, _y: "")
         self.alone = alone
         self.engine = engine
         self.followed = False
