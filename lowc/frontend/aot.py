@@ -18,6 +18,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from lowc.errors import InternalError, LowcError, OptionError
+from lowc.frontend import collectives
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.importer import import_graph
@@ -95,7 +96,7 @@ def compile_fx_graph(
     if own_random:
         replace_random_ops(gm.graph)
     merge_equal_nodes(gm.graph)
-    gm.graph.eliminate_dead_code()
+    gm.graph.eliminate_dead_code(collectives.has_effect)
     if calls_functions(gm):
         return _boxed(compile_pieces(gm, lambda piece: compile_fx_graph(piece, name, compile_graph, strict=strict)))
     try:
@@ -114,6 +115,7 @@ def compile_fx_graph(
 
 def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[torch.Tensor]]:
     try:
+        collectives.arrange(gm.graph)
         return import_graph(gm, name)
     except LowcError:
         raise
@@ -126,7 +128,7 @@ def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[
 def _partition(
     joint: fx.GraphModule, inputs: Any, *, own_random: bool, num_fwd_outputs: int, **kwargs: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    joint.graph.eliminate_dead_code()
+    joint.graph.eliminate_dead_code(collectives.has_effect)
     if own_random:
         replace_random_ops(joint.graph)
     _see_through_detach(joint.graph)
@@ -144,7 +146,7 @@ def _see_through_detach(graph: fx.Graph) -> None:
             continue
         for user in [user for user in node.users if user.op != "output"]:
             user.replace_input_with(node, node.args[0])
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(collectives.has_effect)
 
 
 def _is_log_softmax(value: Any) -> bool:
