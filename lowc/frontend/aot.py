@@ -18,11 +18,11 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from lowc.errors import InternalError, LowcError, OptionError
-from lowc.frontend import collectives
+from lowc.frontend import collectives, ranks
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.importer import import_graph
-from lowc.frontend.outside import with_python_numbers
+from lowc.frontend.outside import with_python_values
 from lowc.frontend.random import replace_random_ops
 from lowc.frontend.recompiles import log_recompile
 from lowc.frontend.saved import keep_copies
@@ -101,7 +101,8 @@ def compile_fx_graph(
         return _boxed(compile_pieces(gm, lambda piece: compile_fx_graph(piece, name, compile_graph, strict=strict)))
     try:
         graph, constants = _imported(gm, name, strict)
-        compiled = compile_graph(graph, constants)
+        with ranks.noted(name):
+            compiled = compile_graph(graph, constants)
     except LowcError as error:
         if strict or isinstance(error, OptionError):
             raise
@@ -110,7 +111,7 @@ def compile_fx_graph(
         counters["lowc"][f"unsupported: {error.message}"] += 1
         return _run_by_torch(gm)
     counters["lowc"]["graphs"] += 1
-    return _boxed(with_python_numbers(gm, compiled))
+    return _boxed(with_python_values(gm, compiled))
 
 
 def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[torch.Tensor]]:
