@@ -60,6 +60,8 @@ def compile_module(
         own = name == "inference" and not fallback_random
         return lambda graph, _inputs: compile_fx_graph(graph, name, compile_graph, strict=strict, own_random=own)
 
+    # By this count DDP, which has parts of a graph compiled one by one, knows that AOTAutograd has seen a part.
+    counters["aot_autograd"]["total"] += 1
     # torch's own merging of equal nodes is replaced by ours, see cse.py.
     with config.patch(cse=False):
         return aot_module_simplified(

@@ -12,6 +12,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor
 
+import lowc
+
 Case = tuple[Callable[..., Any], Callable[[int, int], tuple[Tensor, ...]]]
 
 
@@ -168,7 +170,7 @@ def compare(name: str, group: Any, device: str, **compiled_with: Any) -> str:
     function, make = CASES[name]
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend="lowc", fullgraph=True, **compiled_with)
+    compiled = torch.compile(function, backend=lowc.lowc_backend, fullgraph=True, **compiled_with)
     given = [t.to(device) for t in make(rank, ranks)]
     wanted_inputs = [t.clone() for t in given]
     wanted = _waited(function(group, *wanted_inputs))
