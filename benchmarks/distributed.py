@@ -165,14 +165,16 @@ def markdown(results: dict[str, Any]) -> str:
     rows = results["rows"]
     machine = next((r["text"] for r in rows if r["kind"] == "machine"), "")
     text = f"# Several ranks, {results['backend']}\n\n{results['ranks']} ranks; {machine}; {results['seconds']} s in all.\n\n"
-    training = [r for r in rows if r["kind"] == "training" and r["rank"] == 0]
-    head = ["part", "side", "first loss", "last loss", "differs from eager", "first step, s", "ms a step", "eager's time / its", "graphs"]
+    timed = {(r["part"], r["side"]) for r in rows if r["kind"] == "training"}
+    training = [r for r in rows if r["kind"] == "training" or (r["kind"] == "trained" and (r["part"], r["side"]) not in timed)]
+    training = [r for r in training if r["rank"] == 0]
+    head = ["part", "side", "first loss", "last loss", "differs from eager", "first step, s", "ms a step", "eager / it", "graphs"]
     lines: list[list[str]] = []
     for row in training:
         eager = next((r for r in training if r["part"] == row["part"] and r["side"] == "eager"), row)
-        ratio = eager["ms"] / row["ms"] if row["ms"] else 0.0
+        times = [f"{row['ms']:.2f}", f"{eager['ms'] / row['ms']:.2f}"] if "ms" in row and "ms" in eager else ["", ""]
         numbers = [f"{row['losses'][0]:.4f}", f"{row['losses'][-1]:.4f}", f"{row['difference']:.1e}", f"{row['first_s']:.1f}"]
-        lines.append([row["part"], row["side"], *numbers, f"{row['ms']:.2f}", f"{ratio:.2f}", str(row["graphs"])])
+        lines.append([row["part"], row["side"], *numbers, *times, str(row["graphs"])])
     if lines:
         text += table(head, lines) + "\n"
     checks = [r for r in rows if r["kind"] == "check"]
@@ -182,10 +184,13 @@ def markdown(results: dict[str, Any]) -> str:
         of = [r for r in checks if r["name"] == name]
         bad = [f"rank {r['rank']}: {r['text']}" for r in of if not r["ok"]]
         notes = dict.fromkeys(r["text"] for r in of if r["ok"] and r["text"])
-        lines.append([name, "**wrong**" if bad else "right", "; ".join(bad or notes).replace("|", "\\|").replace("\n", " ")[:300]])
+        said = "; ".join(bad or notes).replace("|", "\\|").replace("\n", " ")[:300]
+        lines.append([name, "**wrong**" if bad else "right", said])
     if lines:
         text += table(["check, on every rank", "", ""], lines) + "\n"
     for row in rows:
+        if row["kind"] == "note" and row["rank"] == 0:
+            text += f"* {row['part']}: {row['text'].strip().splitlines()[0]}\n"
         if row["kind"] == "error":
             text += f"* {row['part']}: **{row['text'].strip().splitlines()[-1][:300]}**\n"
     return text

@@ -31,7 +31,8 @@ def arrange(graph: fx.Graph) -> None:
     """Adds the waits that are missing and moves all to their places.  The memory of an operand belongs to the call that started
     the collective, and is used again after it: so no collective is still running when a graph returns.
 
-    Raises Unsupported for collectives that change a tensor in place, and those of a pair of ranks, which receive into an argument.
+    Raises Unsupported for collectives that change a tensor in place, and for those of a pair of ranks, which receive into an
+    argument.
     """
     if not any(map(is_collective, graph.nodes)):
         return

@@ -20,8 +20,8 @@ _FRESH_MEMORY = frozenset(
 def merge_equal_nodes(graph: fx.Graph) -> int:
     """Replaces each node by an earlier one that computes the same; returns how many went.
 
-    Kept apart: random ops, collectives, memory that is not yet written, reads of data as numbers, everything that shares storage with an
-    output (two results that eager keeps apart must not become one), and reads on both sides of an op that writes.
+    Kept apart: random ops, collectives, memory that is not yet written, reads of data as numbers, everything that shares storage
+    with an output (two results that eager keeps apart must not become one), and reads on both sides of an op that writes.
     """
     outputs = _output_storages(graph)
     seen: dict[Any, fx.Node] = {}

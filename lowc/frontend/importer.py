@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from lowc.errors import Unsupported
 from lowc.frontend import floats, sizes, wrapped
-from lowc.frontend.outside import Held, is_object
 from lowc.frontend.dtypes import dtype_of
+from lowc.frontend.outside import Held, is_object
 from lowc.frontend.shapes import index_of, symbols_of
 from lowc.frontend.source import user_line
 from lowc.ir.graph import Graph, GraphArg, Input, Meta, Node, Ref, TensorMeta

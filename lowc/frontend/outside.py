@@ -1,7 +1,7 @@
 """What a graph takes and returns that is no tensor and no integer: Python's floats and truth values, and other objects.
 
-Inside, a float is a 0-d f64 tensor and a truth value an integer (see ``floats.py`` and ``shapes.py``).  An object (the device mesh
-of a DTensor) is nothing there: it can only be an input that is returned as it came.
+Inside, a float is a 0-d f64 tensor and a truth value an integer (see ``floats.py`` and ``shapes.py``).  An object (the device
+mesh of a DTensor) is nothing there: it can only be an input that is returned as it came.
 """
 
 from collections.abc import Callable, Sequence
