@@ -11,7 +11,7 @@ import pytest
 
 from tests.distributed.ranks import needed, run
 
-pytestmark = needed()
+pytestmark = [needed(), pytest.mark.timeout(500)]
 
 
 def close(found: dict[str, Any], least: int) -> None:
@@ -47,7 +47,7 @@ def test_fifty_steps_of_ddp_and_fsdp() -> None:
 
 @pytest.mark.slow
 def test_four_ranks() -> None:
-    for found in run("collectives,tensor_parallel,fsdp:10", ranks=4, timeout=250):
+    for found in run("collectives,tensor_parallel,fsdp:10", ranks=4):
         assert not {name: wrong for name, wrong in found["collectives"].items() if wrong}
         assert found["tensor_parallel"]["wrong"] == {}
         close(found["fsdp"], 2)
