@@ -71,7 +71,8 @@ class Builder:
     """``temps`` and ``steps`` of the module so far.  ``stem`` and ``origin`` are of the node being lowered;
     ``offsets`` holds the storage offsets of inputs, ``restrided`` the temps whose strides are not those that the graph says,
     ``used`` the results that something needs, as (node, number), ``given`` the sizes that inputs tell, ``strayed`` the temps that
-    stand for windows of an input and do not lie as those do, with the op that made them.
+    stand for windows of an input and do not lie as those do, with the op that made them, ``pending`` what collectives in flight
+    read, by the temps that they fill.
 
     ``choose_parts``: what is put together from a few parts is a map that chooses among them, which threads of a GPU do without
     waiting for one another; else a nest for each part.
@@ -110,6 +111,7 @@ class Builder:
         self.used: set[tuple[str, int]] = set()
         self.given: set[Symbol] = set()
         self.strayed: dict[str, str] = {}
+        self.pending: dict[str, tuple[View, ...]] = {}
         self._taken = set(taken)
         self._kernels: dict[str, int] = {}
         self._nest: Nest | None = None

@@ -8,12 +8,12 @@ from inspect import signature
 from typing import Any
 
 from lowc.errors import LowcError, NotLowered, Unsupported
-from lowc.ir import arithmetic
+from lowc.ir import arithmetic, collective
 from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of
 from lowc.ir.index import Index, Symbol, atoms, constant
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
 from lowc.ir.types import DType
-from lowc.lowering import choose_product
+from lowc.lowering import choose_product, collectives
 from lowc.lowering.builder import Builder
 from lowc.lowering.matmul import copied_along
 from lowc.lowering.table import ACTIVATION, COPYING, POINTWISE, SIZES, TABLE
@@ -151,6 +151,10 @@ def _node(
     kwargs = {name: _resolve(a, env) for name, a in node.kwargs}
     builder.stem = _stem(node.target)
     builder.origin = (_origin(node),)
+    if node.target == collective.WAIT:
+        return (collectives.wait(builder, node.outputs[0], args[0]),)
+    if collective.is_collective(node.target):
+        return _extern(builder, node, args, kwargs, collectives.REASON)
     if forbidden:
         return _extern(builder, node, args, kwargs, "no code could be generated for its kernel")
     function = TABLE.get(node.target)
@@ -240,9 +244,11 @@ def _extern(
         results: list[Buffer | Symbol | None] = [None] * len(node.outputs)
         values: tuple[Any, ...] = (tuple(written) * len(node.outputs))[: len(node.outputs)]
     else:
-        results, values = _results(builder, node, target != node.target)
+        results, values = _results(builder, node, target != node.target or collective.starts(target))
         if target != node.target:
             _note_windows(builder, node, args, values)
+    if collective.starts(target):
+        collectives.note(builder, target, outside, results)
     writes = tuple({id(v.buffer): v.buffer for v in written}.values())
     builder.steps.append(Extern(target, outside, named, tuple(results), writes, because, builder.origin))
     return values
