@@ -154,13 +154,13 @@ def compile_artifact(
             gpu = gpu_target(int(index or 0))
         module = _lowered(graph, options, trace, forbidden, gpu)
         return _compile_gpu(module, gpu, int(index or 0), with_stream(options, graph.name), trace)
-    module = _lowered(graph, options, trace, forbidden)
     if options.isa == "interp":
-        return _interpreted(module)
+        return _interpreted(_lowered(graph, options, trace, forbidden))
     from lowc.backends import x86
 
     with trace.phase("target"):
         target = x86.detect(options)
+    module = _lowered(graph, options, trace, forbidden, target)
     with trace.phase("scheduler"):
         module = pipeline.run(module, target, options, trace)
     with trace.phase("backend"):
@@ -172,13 +172,13 @@ def compile_artifact(
 
 
 def _lowered(
-    graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str], gpu: Target | None = None
+    graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str], target: Target | None = None
 ) -> Module:
     from lowc.scheduler import choose_library, pipeline
 
     with trace.phase("lowering"):
-        library = None if gpu is None else choose_library.library(gpu, options)
-        module = lower(graph, options, forbidden, library=library)
+        library = choose_library.library(target, options) if target is not None and target.kind == "nvptx" else None
+        module = lower(graph, options, forbidden, library=library, target=target)
     trace.dump("lowering", lambda: pipeline.listing(module, options))
     return module
 

@@ -169,7 +169,7 @@ def schedule(graph: Graph, options: Options, target: Target) -> tuple[Module, Mo
     from lowc.scheduler import choose_library, pipeline
 
     library = choose_library.library(target, options) if target.kind == "nvptx" else None
-    lowered = lower(graph, options, library=library)
+    lowered = lower(graph, options, library=library, target=target)
     module = fused = lowered
     off = pipeline.switched_off(options)
     for row in pipeline.PASSES:

@@ -18,10 +18,11 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from lowc.errors import InternalError, LowcError, OptionError
+from lowc.frontend import collectives, ranks
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.importer import import_graph
-from lowc.frontend.outside import with_python_numbers
+from lowc.frontend.outside import with_python_values
 from lowc.frontend.random import replace_random_ops
 from lowc.frontend.recompiles import log_recompile
 from lowc.frontend.saved import keep_copies
@@ -59,6 +60,8 @@ def compile_module(
         own = name == "inference" and not fallback_random
         return lambda graph, _inputs: compile_fx_graph(graph, name, compile_graph, strict=strict, own_random=own)
 
+    # By this count DDP, which has parts of a graph compiled one by one, knows that AOTAutograd has seen a part.
+    counters["aot_autograd"]["total"] += 1
     # torch's own merging of equal nodes is replaced by ours, see cse.py.
     with config.patch(cse=False):
         return aot_module_simplified(
@@ -95,12 +98,13 @@ def compile_fx_graph(
     if own_random:
         replace_random_ops(gm.graph)
     merge_equal_nodes(gm.graph)
-    gm.graph.eliminate_dead_code()
+    gm.graph.eliminate_dead_code(collectives.has_effect)
     if calls_functions(gm):
         return _boxed(compile_pieces(gm, lambda piece: compile_fx_graph(piece, name, compile_graph, strict=strict)))
     try:
         graph, constants = _imported(gm, name, strict)
-        compiled = compile_graph(graph, constants)
+        with ranks.noted(name):
+            compiled = compile_graph(graph, constants)
     except LowcError as error:
         if strict or isinstance(error, OptionError):
             raise
@@ -109,11 +113,12 @@ def compile_fx_graph(
         counters["lowc"][f"unsupported: {error.message}"] += 1
         return _run_by_torch(gm)
     counters["lowc"]["graphs"] += 1
-    return _boxed(with_python_numbers(gm, compiled))
+    return _boxed(with_python_values(gm, compiled))
 
 
 def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[torch.Tensor]]:
     try:
+        collectives.arrange(gm.graph)
         return import_graph(gm, name)
     except LowcError:
         raise
@@ -126,7 +131,7 @@ def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[
 def _partition(
     joint: fx.GraphModule, inputs: Any, *, own_random: bool, num_fwd_outputs: int, **kwargs: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    joint.graph.eliminate_dead_code()
+    joint.graph.eliminate_dead_code(collectives.has_effect)
     if own_random:
         replace_random_ops(joint.graph)
     _see_through_detach(joint.graph)
@@ -144,7 +149,7 @@ def _see_through_detach(graph: fx.Graph) -> None:
             continue
         for user in [user for user in node.users if user.op != "output"]:
             user.replace_input_with(node, node.args[0])
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(collectives.has_effect)
 
 
 def _is_log_softmax(value: Any) -> bool:

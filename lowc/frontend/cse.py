@@ -10,6 +10,8 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lowc.frontend.collectives import is_collective
+
 _FRESH_MEMORY = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
@@ -18,8 +20,8 @@ _FRESH_MEMORY = frozenset(
 def merge_equal_nodes(graph: fx.Graph) -> int:
     """Replaces each node by an earlier one that computes the same; returns how many went.
 
-    Kept apart: random ops, memory that is not yet written, reads of data as numbers, everything that shares storage with an
-    output (two results that eager keeps apart must not become one), and reads on both sides of an op that writes.
+    Kept apart: random ops, collectives, memory that is not yet written, reads of data as numbers, everything that shares storage
+    with an output (two results that eager keeps apart must not become one), and reads on both sides of an op that writes.
     """
     outputs = _output_storages(graph)
     seen: dict[Any, fx.Node] = {}
@@ -43,6 +45,8 @@ def merge_equal_nodes(graph: fx.Graph) -> int:
 
 def _mergeable(node: fx.Node, outputs: set[StorageWeakRef]) -> bool:
     target = node.target
+    if is_collective(node):  # the other ranks count them
+        return False
     if isinstance(target, torch._ops.OpOverload):
         if (
             torch.Tag.nondeterministic_seeded in target.tags

@@ -53,16 +53,20 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    if not _is_real(grad_output, output) or _is_empty(output):
+    if not _is_real(grad_output, output):
         return NotImplemented
+    if _is_empty(output):
+        return torch.zeros(output.shape, dtype=input_dtype, device=output.device)
     grad, y = widen(grad_output), widen(output)
     out = (grad - torch.sum(grad * y, dim, keepdim=True)) * y
     return out.to(input_dtype).contiguous()
 
 
 def log_softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    if not _is_real(grad_output, output) or _is_empty(output):
+    if not _is_real(grad_output, output):
         return NotImplemented
+    if _is_empty(output):
+        return torch.zeros(output.shape, dtype=input_dtype, device=output.device)
     grad, y = widen(grad_output), widen(output)
     out = grad - torch.exp(y) * torch.sum(grad, dim, keepdim=True)
     return out.to(input_dtype).contiguous()

@@ -8,6 +8,7 @@ How FX values become graph arguments:
   ``device:cuda:0``, ``memory_format:channels_last``, ``layout:strided`` (see ``ir/graph.py``);
 * floats computed from sizes, or given, become 0-d f64 tensors (see ``floats.py``);
 * sizes computed from floats become symbols, each with a node that computes it (see ``sizes.py``);
+* other objects, as the device meshes of DTensors, only pass through: they are None here (see ``outside.py``);
 * tensors that the module holds (``get_attr``) become further inputs, after the graph's own, and are returned beside it.
 """
 
@@ -19,11 +20,12 @@ import sympy
 import torch
 from torch import fx
 from torch._guards import detect_fake_mode
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from lowc.errors import Unsupported
 from lowc.frontend import floats, sizes, wrapped
 from lowc.frontend.dtypes import dtype_of
+from lowc.frontend.outside import Held, is_object
 from lowc.frontend.shapes import index_of, symbols_of
 from lowc.frontend.source import user_line
 from lowc.ir.graph import Graph, GraphArg, Input, Meta, Node, Ref, TensorMeta
@@ -58,8 +60,7 @@ def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tenso
                 nodes.extend(_call(node, symbols, env))
             elif node.op == "output":
                 result = _arg(node.args[0], symbols, env)
-                outputs = result if isinstance(result, tuple) else (result,)
-                outputs = tuple(o.ref if isinstance(o, floats.Float) else o for o in outputs)
+                outputs = tuple(map(_output, result if isinstance(result, tuple) else (result,)))
             else:
                 raise Unsupported(f"FX node {node.format_node()} cannot be imported")
         except Unsupported as error:
@@ -102,10 +103,16 @@ def _input(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> Input:
     if isinstance(value, torch.SymFloat):
         env[node] = floats.Float(Ref(node.name))
         return Input(node.name, floats.SCALAR)
-    if value is None:
-        env[node] = None
+    if value is None or is_object(value):
+        env[node] = None if value is None else Held(node.name, type(value).__name__)
         return Input(node.name, None)
     raise Unsupported(f"input {node.name} is a {type(value).__name__}")
+
+
+def _output(value: Any) -> GraphArg:
+    if isinstance(value, floats.Float):
+        return value.ref
+    return None if isinstance(value, Held) else value
 
 
 def _constant(gm: fx.GraphModule, node: fx.Node, constants: dict[str, torch.Tensor], env: _Env) -> None:
@@ -164,6 +171,8 @@ def _op_call(
     """(the nodes for the call of ``op`` that ``node`` is, its results): ``value`` has the results' types."""
     args = _arg(fx_args, symbols, env)
     kwargs = tuple((key, _arg(arg, symbols, env)) for key, arg in node.kwargs.items())
+    for held in (value for value in tree_leaves((args, kwargs)) if isinstance(value, Held)):
+        raise Unsupported(f"{op} takes {held.name}, a {held.kind}")
     _check_functional(op, fx_args)
     several = isinstance(value, tuple | list)
     metas = tuple(_meta(v, symbols) for v in (value if several else () if value is None else (value,)))

@@ -39,6 +39,10 @@ def _identity(a: Any) -> Any:
     return a
 
 
+def _first(a: Any, b: Any) -> Any:
+    return a
+
+
 def _mad(a: Any, b: Any, c: Any) -> Any:
     return a * b + c
 
@@ -164,6 +168,8 @@ OPS: dict[str, OpRow] = {
         OpRow("select", 3, "biuf", "select", np.where),
         # the same; the condition is seldom true, and a backend may branch around the second argument
         OpRow("rarely", 3, "biuf", "select", np.where),
+        # the first argument; a backend may ask for the memory of the second, a load within bounds, which is wanted soon
+        OpRow("soon", 2, "biuf", "first", _first),
         # checks: the value, made safe; where mask is true and the check fails, the call raises
         OpRow("check_index", 3, "i", "first", _check_index),
         OpRow("check_nonzero", 2, "iu", "first", _check_nonzero),

@@ -301,10 +301,12 @@ def log_softmax(b: Builder, out: TensorMeta, self: Value, dim: int, half_to_floa
 def _softmax(b: Builder, out: TensorMeta, self: Value, dim: int, *, logarithm: bool) -> Value:
     """One kernel: for each row its maximum, the sum of exponentials, and the results, rounded once at the end."""
     dims = reduced_dims(self, dim)
-    if self.dtype.kind != "f" or not self.shape:
-        raise NotLowered("softmax of a 0-dim or integer tensor")
-    along = dims[0]
+    if self.dtype.kind != "f":
+        raise NotLowered("softmax of an integer tensor")
     wide = compute_dtype(out.dtype)
+    if not self.shape:
+        return b.map(out, lambda c: _softmax_of_one(b.let(cast(b.load(self, c), wide)), logarithm=logarithm))
+    along = dims[0]
     target = b.result(out)
     outer = [d for d in loop_order(out.shape, out.strides) if d != along]
 
@@ -328,3 +330,9 @@ def _softmax(b: Builder, out: TensorMeta, self: Value, dim: int, *, logarithm: b
                 target, here, op("sub", shifted, total) if logarithm else op("mul", op("exp", shifted), total)
             )
     return target
+
+
+def _softmax_of_one(x: Expr, *, logarithm: bool) -> Expr:
+    """1 or its logarithm; NaN of what is not finite."""
+    zero = op("sub", x, x)
+    return zero if logarithm else op("exp", zero)

@@ -64,14 +64,15 @@ class Nest:
     names: dict[str, int] = field(default_factory=dict)
 
 
-Library = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
+Library = Callable[[Value, Value], str]
 
 
 class Builder:
     """``temps`` and ``steps`` of the module so far.  ``stem`` and ``origin`` are of the node being lowered;
     ``offsets`` holds the storage offsets of inputs, ``restrided`` the temps whose strides are not those that the graph says,
     ``used`` the results that something needs, as (node, number), ``given`` the sizes that inputs tell, ``strayed`` the temps that
-    stand for windows of an input and do not lie as those do, with the op that made them.
+    stand for windows of an input and do not lie as those do, with the op that made them, ``pending`` what collectives in flight
+    read, by the temps that they fill.
 
     ``choose_parts``: what is put together from a few parts is a map that chooses among them, which threads of a GPU do without
     waiting for one another; else a nest for each part.
@@ -79,9 +80,8 @@ class Builder:
     ``deterministic``: what ``Graph.deterministic`` says.  ``atomic``: reducing stores happen in any order, as on a GPU; else in
     that of the loops.
 
-    ``library``: why a product is ATen's, "" for one that is to be a loop nest, given its dtype, the shapes of its factors,
-    whether pointwise ops follow (``followed``, of the node at hand), and whether its factors lie as the engine takes them.
-    ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
+    ``library``: why the product of two values is a call of ATen, "" for one that is to be a loop nest.  ``followed``: whether
+    pointwise ops follow the node at hand.  ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Builder:
         choose_parts: bool = False,
         deterministic: bool = False,
         atomic: bool = False,
-        library: "Library | None" = None,
+        library: Library | None = None,
         alone: bool = False,
         engine: bool = False,
     ) -> None:
@@ -98,7 +98,7 @@ class Builder:
         self.choose_parts = choose_parts
         self.deterministic = deterministic
         self.atomic = atomic
-        self.library = library or (lambda dtype, x, y, followed, in_lines: "")
+        self.library = library or (lambda _x, _y: "")
         self.alone = alone
         self.engine = engine
         self.followed = False
@@ -111,6 +111,7 @@ class Builder:
         self.used: set[tuple[str, int]] = set()
         self.given: set[Symbol] = set()
         self.strayed: dict[str, str] = {}
+        self.pending: dict[str, tuple[View, ...]] = {}
         self._taken = set(taken)
         self._kernels: dict[str, int] = {}
         self._nest: Nest | None = None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import ZERO, Index, ix, prove_nonneg
+from lowc.ir.index import ONE, ZERO, Index, ix, maximum, prove_nonneg
 from lowc.ir.nodes import Expr
 from lowc.lowering.builder import Builder, Operand
 from lowc.lowering.pad import before
@@ -111,10 +111,8 @@ def roll(
         by[dim] = by.get(dim, ZERO) + amount
 
     def element(c: Coords) -> Expr:
-        return b.load(self, tuple((x - by[d]) % self.shape[d] if d in by else x for d, x in enumerate(c)))
+        return b.load(self, tuple((x - by[d]) % some(self.shape[d]) if d in by else x for d, x in enumerate(c)))
 
-    if any(not prove_nonneg(self.shape[d] - 1) for d in by):
-        raise NotLowered("roll of a dimension that may be empty")
     if len(moved) == 1:
         return filled_as(b, out, self, element)
     return b.map(out, element)
@@ -127,6 +125,11 @@ def filled_as(b: Builder, out: TensorMeta, self: Value, element: Callable[[Coord
     target = b.restride(out, channels_last(out.shape))
     b.fill(target, element)
     return target
+
+
+def some(extent: Index) -> Index:
+    """``extent``, which divides a coordinate: nothing has coordinates where it is 0, but nothing may be divided by 0 either."""
+    return extent if prove_nonneg(extent - 1) else maximum(extent, ONE)
 
 
 def channel_shuffle(b: Builder, out: TensorMeta, self: Value, groups: int) -> Value:
@@ -146,13 +149,11 @@ def repeat(b: Builder, out: TensorMeta, self: Value, repeats: Sequence[Size]) ->
         return b.load(
             self,
             tuple(
-                x if n == m else x % n
+                x if n == m else x % some(n)
                 for x, n, m in zip(c[added:], self.shape, out.shape[added:], strict=True)
             ),
         )
 
-    if any(n != m and not prove_nonneg(n - 1) for n, m in zip(self.shape, out.shape[added:], strict=True)):
-        raise NotLowered("repeat of a dimension that may be empty")
     return b.map(out, element)
 
 

@@ -3,24 +3,29 @@
 An op that has no function, or whose function raises NotLowered, becomes a call of ATen with that reason.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from typing import Any
 
 from lowc.errors import LowcError, NotLowered, Unsupported
-from lowc.ir import arithmetic
+from lowc.ir import arithmetic, collective
 from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of
 from lowc.ir.index import Index, Symbol, atoms, constant
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
-from lowc.lowering.builder import Builder, Library
+from lowc.ir.types import DType
+from lowc.lowering import choose_product, collectives
+from lowc.lowering.builder import Builder
+from lowc.lowering.matmul import copied_along
 from lowc.lowering.table import ACTIVATION, COPYING, POINTWISE, SIZES, TABLE
 from lowc.lowering.values import Value, contiguous_strides, whole
 from lowc.options import Options
+from lowc.target import Target
 
 ROWS_AT_ONCE = frozenset({"aten._softmax.default", "aten._log_softmax.default"})
 ELEMENTWISE = (POINTWISE.keys() | ACTIVATION.keys()) - ROWS_AT_ONCE
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 Env = dict[str, tuple[Any, ...]]
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
 
 
 def lower(
@@ -29,26 +34,35 @@ def lower(
     forbid: frozenset[str] = frozenset(),
     *,
     alone: bool = False,
-    library: Library | None = None,
+    library: Whose | None = None,
+    target: Target | None = None,
 ) -> Module:
     """The module at level LOOPS that computes ``graph``: one kernel for each op, or an extern call with the reason.
 
     The nodes named in ``forbid`` become extern calls whatever they are.  ``alone``: what has a loop nest that is slower than
-    ATen has it nevertheless; there will be no ATen.  ``library``: on a GPU, why a matrix product is ATen's (``Builder``); all are
-    if nothing is given.
+    ATen has it nevertheless; there will be no ATen.  ``library``: on a GPU, why a product of tensors of a dtype and of two shapes
+    is ATen's ("" for one of lowc's own), told also whether pointwise ops follow and whether both lie as the engine copies them;
+    all are ATen's if nothing is given.  ``target``: for what it shall be fast; None where that is all the same.
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
     one that returns a window of an input at a place that only a call tells.
     """
     taken = [i.name for i in graph.inputs] + [s.name for s in graph.symbols]
     gpu = not device_of(graph).startswith("cpu")
+    always = alone or (options is not None and options.matmul == "own" and not gpu)
+
+    def whose(x: Value, y: Value) -> str:
+        if always:
+            return ""
+        if gpu:
+            in_lines = copied_along(x) is not None and copied_along(y) is not None
+            return "on a GPU" if library is None else library(x.dtype, x.shape, y.shape, builder.followed, in_lines)
+        made = all(y.buffer is not entry for entry in inputs)
+        return "" if choose_product.own(x, y, options, target, made) else "lowc's own with option matmul='own'"
+
+    inputs: list[Buffer | Symbol | None] = []
     engine = gpu and not alone and library is not None
-    if alone or (not gpu and options is not None and options.matmul == "own"):
-        library = None
-    elif not gpu or library is None:
-        reason = "on a GPU" if gpu else "lowc's own with option matmul='own'"
-        library = lambda dtype, x, y, followed, in_lines: reason  # noqa: E731
-    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, library=library, alone=alone, engine=engine)
+    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, library=whose, alone=alone, engine=engine)
     builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
     builder.used |= {(r.name, r.number) for r in _refs(graph.outputs)}
     metas = [i.meta for i in graph.inputs]
@@ -56,7 +70,6 @@ def lower(
     builder.given = {a for size in sizes for a in atoms(size) if isinstance(a, Symbol)}
     env: Env = {}
     devices = devices_of(graph)
-    inputs: list[Buffer | Symbol | None] = []
     for given in graph.inputs:
         inputs.append(_input(given.name, given.meta, builder, env))
     followed = _followed(graph)
@@ -138,6 +151,10 @@ def _node(
     kwargs = {name: _resolve(a, env) for name, a in node.kwargs}
     builder.stem = _stem(node.target)
     builder.origin = (_origin(node),)
+    if node.target == collective.WAIT:
+        return (collectives.wait(builder, node.outputs[0], args[0]),)
+    if collective.is_collective(node.target):
+        return _extern(builder, node, args, kwargs, collectives.REASON)
     if forbidden:
         return _extern(builder, node, args, kwargs, "no code could be generated for its kernel")
     function = TABLE.get(node.target)
@@ -227,9 +244,11 @@ def _extern(
         results: list[Buffer | Symbol | None] = [None] * len(node.outputs)
         values: tuple[Any, ...] = (tuple(written) * len(node.outputs))[: len(node.outputs)]
     else:
-        results, values = _results(builder, node, target != node.target)
+        results, values = _results(builder, node, target != node.target or collective.starts(target))
         if target != node.target:
             _note_windows(builder, node, args, values)
+    if collective.starts(target):
+        collectives.note(builder, target, outside, results)
     writes = tuple({id(v.buffer): v.buffer for v in written}.values())
     builder.steps.append(Extern(target, outside, named, tuple(results), writes, because, builder.origin))
     return values

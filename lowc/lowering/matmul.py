@@ -79,7 +79,7 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
     """
     if x.dtype != y.dtype or x.dtype.kind != "f" or out.dtype.kind != "f":
         raise NotLowered(f"a matrix product of {x.dtype} and {y.dtype}")
-    if why := b.library(x.dtype, x.shape, y.shape, b.followed, all(_along(v) is not None for v in (x, y))):
+    if why := b.library(x, y):
         raise NotLowered(f"a library's ({why})")
     if b.engine and x.dtype.bytes == 2 and min(len(x.shape), len(y.shape)) > 1:
         x, y = _in_lines(b, x, y.shape[-1]), _in_lines(b, y, x.shape[-2])
@@ -100,7 +100,7 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
 
 def _in_lines(b: Builder, x: Value, results: Index) -> Value:
     """``x``, or a copy of it, where the engine takes it; each element takes part in ``results`` sums."""
-    if x.strides is None or x.coords is None or _along(x) is not None:
+    if x.strides is None or x.coords is None or copied_along(x) is not None:
         return x
     matrix = (len(x.shape) - 2, len(x.shape) - 1)
     along = next((d for d in matrix if constant(x.strides[d]) == 1), matrix[1])
@@ -116,7 +116,7 @@ def _in_lines(b: Builder, x: Value, results: Index) -> Value:
     return out
 
 
-def _along(x: Value) -> int | None:
+def copied_along(x: Value) -> int | None:
     """The dimension along which the engine copies ``x`` as it lies; None if it cannot."""
     if x.strides is None:
         return None

@@ -4,13 +4,15 @@ A place is a row-major position in the pooled dimensions.  Of equal elements the
 ATen's loops (``ATen/native/cpu/MaxPoolKernel.cpp``: ``(val > maxval) || isnan(val)``).
 """
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import Index
+from lowc.ir.index import Index, constant
 from lowc.ir.nodes import Expr
-from lowc.ir.types import bool_, i64
+from lowc.ir.types import bool_, compute_dtype, i64
 from lowc.lowering.builder import Builder
 from lowc.lowering.indexing import integers
 from lowc.lowering.pool import Size, inside_all, per_dim
@@ -18,7 +20,7 @@ from lowc.lowering.pool_adaptive import first_tap, most_taps, window_end
 from lowc.lowering.reduce import needs_elements
 from lowc.lowering.scalars import both, cast, const, is_nan, op, select
 from lowc.lowering.scatter import combine
-from lowc.lowering.values import Coords, Value, loop_order, product, ravel, unravel
+from lowc.lowering.values import Coords, Value, is_one, loop_order, product, ravel, unravel
 
 Taps = Callable[[Builder, Coords, Coords], tuple[Coords, Expr | None]]
 
@@ -111,6 +113,57 @@ def _pooled(
                 where = select(op("ge", broken[0], const(0, i64)), broken[0], where)
             b.store(targets[1], tuple(coords), where)
     return tuple(t for t in targets if t is not None)
+
+
+def max_pool_backward(rank: int) -> Callable[..., Value]:
+    """max_pool2d_with_indices_backward, max_pool3d_with_indices_backward: each element takes what the windows over it send, in
+    their order, if their maximum is there.  Nothing is stored at places that data tells, and the result joins what reads it.
+    """
+
+    def lower(
+        b: Builder,
+        out: TensorMeta,
+        grad_output: Value,
+        self: Value,
+        kernel_size: Sequence[Size],
+        stride: Sequence[Size],
+        padding: Sequence[Size],
+        dilation: Sequence[Size],
+        ceil_mode: bool,
+        indices: Value,
+    ) -> Value:
+        integers(indices)
+        step, pad = per_dim(stride or kernel_size, rank), per_dim(padding, rank)
+        spans = [(k - 1) * d + 1 for k, d in zip(per_dim(kernel_size, rank), per_dim(dilation, rank), strict=True)]
+        over = [constant(-(-span // s)) for span, s in zip(spans, step, strict=True)]
+        if None in over or math.prod(n or 0 for n in over) > FEW:
+            raise NotLowered(f"more than {FEW} windows over an element")
+        inner = loop_order(out.shape, out.strides)[-1] - (len(out.shape) - rank)
+        if inner >= 0 and not is_one(step[inner]) and not b.choose_parts:
+            # A scatter is as fast as ATen's, but a kernel of its own among others whose temps then live at the same time.
+            raise NotLowered("windows apart from one another along the innermost dimension: lanes would read far apart")
+        sizes, counts = out.shape[-rank:], grad_output.shape[-rank:]
+        wide = compute_dtype(out.dtype)
+
+        def element(c: Coords) -> Expr:
+            here = b.index(ravel(c[-rank:], sizes))
+            total: Expr = const(0, wide)
+            for back in itertools.product(*(range((n or 0) - 1, -1, -1) for n in over)):
+                windows = tuple((x + p) // s - t for x, p, s, t in zip(c[-rank:], pad, step, back, strict=True))
+                mask = inside_all(b, windows, counts)
+                place = (*c[:-rank], *windows)
+                hit = both(mask, op("eq", cast(b.load(indices, place, mask), i64), here))
+                assert hit is not None
+                sent = cast(b.load(grad_output, place, mask), wide)
+                total = op("add", total, select(hit, sent, const(0, wide)))
+            return cast(total, out.dtype)
+
+        return b.map(out, element)
+
+    return lower
+
+
+FEW = 16  # windows over an element that it looks at
 
 
 def adaptive_max_pool_backward(rank: int) -> Callable[..., Value]:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from lowc.artifact import Artifact, Native
 from lowc.errors import LowcError
 from lowc.host import Host
-from lowc.ir import arithmetic
+from lowc.ir import arithmetic, collective
 from lowc.ir.index import Index, Symbol, atoms, constant, ix, split, text
 from lowc.ir.nodes import Arg, Buffer, Extern, For, Launch, Module, View
 from lowc.ir.types import DType
@@ -40,6 +40,7 @@ HELPERS = (
     "empty",
     "expect",
     "failed",
+    "finished",
     "give",
     "math",
     "new_slots",
@@ -279,12 +280,12 @@ class Renderer:
         self.emit(f"{', '.join(names)} = {call}")
         self.known.update(r for r in step.results if isinstance(r, Symbol))
         for result in results:
-            self._take_result(result)
+            self._take_result(result, collective.starts(step.target))
 
-    def _take_result(self, result: Buffer) -> None:
+    def _take_result(self, result: Buffer, pending: bool = False) -> None:
         """The tensor that ATen returned becomes ``result``, whose dtype and strides lowc has planned with.
 
-        They are those of torch's fake tensors, which are not always right.
+        They are those of torch's fake tensors, which are not always right.  ``pending``: a collective is still filling it.
         """
         name, strides = self.name(result.name), tuple_text(result.strides)
         for symbol in self.module.symbols:
@@ -299,7 +300,7 @@ class Renderer:
         self.emit(f"if {name}.dtype is not {kind}:")
         self.emit(f"    {name} = {name}.to({kind})")
         self.emit(f"if {name}.stride() != {strides}:")
-        self.emit(f"    {name} = restride({name}, {strides})")
+        self.emit(f"    {name} = restride({f'finished({name})' if pending else name}, {strides})")
 
     def _extern_into(self, step: Extern, results: Sequence[Buffer], args: Sequence[str]) -> None:
         for result in results:

@@ -161,6 +161,7 @@ def shared_names(host: Host, natives: Mapping[str, Callable[..., int]]) -> dict[
         "as_strided": torch.as_strided,
         "bumped": tensors.bumped,
         "cast_view": tensors.cast_view,
+        "finished": externs.finished,
         "math": math,
         "restride": tensors.restride,
         "bool_": torch.bool,

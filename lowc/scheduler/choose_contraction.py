@@ -13,27 +13,25 @@ from dataclasses import dataclass
 
 from lowc.ir.index import Axis, constant
 from lowc.ir.nodes import PARALLEL, Expr, For, Kernel, Kind, Load
-from lowc.ir.walk import exprs
-from lowc.scheduler import choose_thin
+from lowc.scheduler import choose_ahead, choose_thin
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
 from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.choose_thin import Thin
 from lowc.scheduler.contract import Step
-from lowc.scheduler.contraction import Contraction, contiguous, find, innermost
+from lowc.scheduler.contraction import Contraction, contiguous, find
 from lowc.scheduler.grid import Grid
-from lowc.scheduler.nest import estimate, weight
+from lowc.scheduler.nest import estimate
 from lowc.scheduler.outward import Outward
 from lowc.scheduler.pack import Pack
 from lowc.scheduler.registers import Registers
+from lowc.scheduler.tiles import STACK, flight, lengths, slices, tiles
 from lowc.target import Target
 
-DEPTH = 512  # of a slice at most: panels of it stay in the L2 cache, and no sum has longer chains
-STACK = 900 << 10  # bytes of scratch memory at most
 COPY, TURN = 0.6, 0.9  # cycles for an element that is packed as it lies, or transposed
 STREAM = 0.05  # and for one that is read where it lies, while sums are formed
 START = 60.0  # and for each row that is packed, before memory follows
 SUM = 1.0  # and for a block's sum that is read and written
-CANDIDATES = 6  # tiles of registers that blocks are tried with
+FEW = 12  # rows (or columns) up to which dots are faster than tiles with a copy
 LEAST = 8  # rows, and elements deep, below which packing does not pay
 
 
@@ -67,10 +65,15 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
     parallel = threads and target.cores > 1 and count * rows * columns * depth // lanes >= PARALLEL_WORK
     kind, cores = (PARALLEL, target.cores) if parallel else (Kind(), 1)
     found_plans: list[tuple[Step, ...]] = []
+    thin: list[tuple[Step, ...]] = []
     if depth >= LEAST:
-        found_plans.append(choose_thin.choose(Thin(found, tuple(batch), lanes, cores, kind), target))
+        thin.append(choose_thin.choose(Thin(found, tuple(batch), lanes, cores, kind), target))
     if rows >= LEAST and columns >= lanes // 2 and depth >= LEAST:
+        ahead = choose_ahead.choose(found, tuple(batch), lanes, cores, kind, target)
+        found_plans = [*thin, *ahead] if min(rows, columns) <= FEW else [*ahead, *thin]
         found_plans.append(_plan(found, batch, _sizes(found, lanes, target, count, cores), lanes, kind))
+    else:
+        found_plans = thin
     return tuple(p for p in found_plans if p)
 
 
@@ -85,13 +88,13 @@ def _sizes(found: Contraction, lanes: int, target: Target, batch: int, cores: in
     left = _packing(found.left, found.depth.axis, found.rows.axis)
     right = _packing(found.right, found.columns.axis, found.depth.axis)
     across_rows = _across_rows(found)
-    deeps = _deeps(found)
+    deeps = slices(found.depth)
     best: tuple[float, Sizes] | None = None
-    for cycles, tile in _tiles(rows, columns, lanes, target):
+    for cycles, tile in tiles(rows, columns, lanes, target):
         if across_rows and tile[0] & (tile[0] - 1):
             continue  # as many lanes of a row are copied at a time
-        widths = _lengths(columns, tile[1])
-        for high in _lengths(rows, tile[0]):
+        widths = lengths(columns, tile[1])
+        for high in lengths(rows, tile[0]):
             direct = _direct(found, tile[0], high)
             for wide in widths:
                 blocks = batch * -(-rows // high) * -(-columns // wide)
@@ -105,17 +108,6 @@ def _sizes(found: Contraction, lanes: int, target: Target, batch: int, cores: in
                         best = total, Sizes(tile, (high, wide), deep, direct)
     assert best is not None
     return best[1]
-
-
-def _deeps(found: Contraction) -> list[int]:
-    """Lengths of slices to try: even shares of the depth."""
-    depth, known = estimate(found.depth.axis.extent), constant(found.depth.axis.extent) is not None
-    out: list[int] = []
-    for most in (DEPTH, DEPTH // 2):
-        slices = max(1, -(-depth // most))
-        deep = -(-depth // slices)
-        out.append(deep if slices == 1 and known else -(-deep // 16) * 16)
-    return list(dict.fromkeys(out))
 
 
 def _across_rows(found: Contraction) -> bool:
@@ -136,33 +128,6 @@ def _packing(factor: Expr, axis: Axis, other: Axis) -> float:
     return COPY if contiguous(factor, axis) or not contiguous(factor, other) else TURN
 
 
-def _lengths(extent: int, tile: int) -> list[int]:
-    """Lengths of blocks, whole tiles, that share ``extent`` evenly."""
-    tiles = -(-extent // tile)
-    found = {-(-tiles // parts_) * tile: None for parts_ in (*range(1, 17), *range(18, 33, 2), *range(36, 65, 4))}
-    return [n for n in found if n <= 1024 and (n >= 32 or n >= extent)] or [tile]
-
-
-def _tiles(rows: int, columns: int, lanes: int, target: Target) -> list[tuple[float, tuple[int, int]]]:
-    """The best tiles of registers, (rows, columns), with the cycles for a sum's multiply-add in each."""
-    spare = 1 if "fma" in target.ops else 2
-    loads = 0.9 if target.vector_bits == 512 else 2  # in a cycle
-    found: list[tuple[float, int, tuple[float, tuple[int, int]]]] = []
-    for high in range(1, 17):
-        for vectors in range(1, 9):
-            if high * vectors + vectors + spare > target.registers:
-                continue
-            cycles = max(high * vectors / 2, (high + vectors) / loads, 4.0) + 0.5
-            wide = vectors * lanes
-            total = -(-rows // high) * -(-columns // wide) * cycles
-            found.append((total, high + vectors, (cycles / (high * wide), (high, wide))))
-    found.sort()
-    near = [f for f in found if f[0] <= found[0][0] * 1.1]
-    whole = [f for f in near if rows % f[2][1][0] == 0]
-    powers = [f for f in found if f[2][1][0] in (4, 8, 16)]
-    return [entry for _, _, entry in (*near[:CANDIDATES], *whole[:CANDIDATES], *powers[:2])]
-
-
 # ---------------------------------------------------------------- the plan
 
 
@@ -175,7 +140,7 @@ def _plan(found: Contraction, batch: list[For], sizes: Sizes, lanes: int, kind: 
         plan.append(Reorder(order))
     plan.append(Grid(order, (*([1] * len(batch)), *sizes.block), kind))
     plan.append(Outward((f"{rows}_i", f"{columns}_i"), sizes.block))
-    plan.append(Bind(f"{columns}_i", Kind("vector", lanes, "", _flight(found))))
+    plan.append(Bind(f"{columns}_i", Kind("vector", lanes, "", flight(found))))
     deep = constant(found.depth.axis.extent)
     if deep is None or deep > sizes.depth:
         plan.append(Split(depth, sizes.depth))
@@ -198,9 +163,3 @@ def _plan(found: Contraction, batch: list[For], sizes: Sizes, lanes: int, kind: 
         plan.append(Tile("b_depth", "b_lane", lanes, lanes, 1, True))
     return tuple(plan)
 
-
-def _flight(found: Contraction) -> int:
-    """Strips of the epilogue in flight."""
-    block = innermost(found.outer[-1].body)
-    assert block is not None
-    return 4 if sum(weight(e) for s in block[2] for e in exprs(s)) <= 8 else 1

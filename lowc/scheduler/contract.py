@@ -3,6 +3,7 @@
 from lowc.ir.nodes import Kernel
 from lowc.ir.walk import make_kernel, names
 from lowc.scheduler import apply as primitives
+from lowc.scheduler.ahead import Ahead, ahead
 from lowc.scheduler.apply import Primitive, at_loop
 from lowc.scheduler.dots import Dots, dots
 from lowc.scheduler.gather import Gather, gather
@@ -10,13 +11,16 @@ from lowc.scheduler.grid import Grid, grid
 from lowc.scheduler.outward import Outward, outward
 from lowc.scheduler.pack import Pack, pack
 from lowc.scheduler.registers import Registers, registers
+from lowc.scheduler.settle import Settle, settle
 from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
-Step = Primitive | Grid | Outward | Pack | Registers | Dots | Gather | TensorCores
+Step = Primitive | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores
 
 
 def apply(kernel: Kernel, step: Step) -> Kernel:
     """``kernel`` with ``step`` carried out; raises ScheduleError if its meaning would not stay."""
+    if isinstance(step, Ahead):
+        return ahead(kernel, step)
     body = kernel.body
     taken = names(body) | {p.name for p in kernel.params}
     if isinstance(step, Grid):
@@ -31,6 +35,8 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
         body = at_loop(body, step.axis, lambda loop: gather(loop, step, taken))
     elif isinstance(step, TensorCores):
         body = at_loop(body, step.axis, lambda loop: tensor_cores(loop, step, taken))
+    elif isinstance(step, Settle):
+        body = settle(body, step)
     elif isinstance(step, Dots):
         body = at_loop(body, step.axis, lambda loop: dots(loop, step, taken))
     else:

@@ -1,10 +1,11 @@
 """The primitive ``Grid``: directly nested loops become one loop over blocks around loops within a block.
 
     for i in 1000 { for j in 600 { … } }
-      →  for i_g in 40 parallel { i_at = idx(i_g // 5 * 128); j_at = idx(i_g % 5 * 128)
-           for i_i in min(128, 1000 - i_at) { for j_i in min(128, 600 - j_at) { … } } }
+      →  for i_g in 40 parallel { i_b = idx(i_g // 5); j_b = idx(i_g % 5)
+           for i_i in min(128, 1000 - i_b*128) { for j_i in min(128, 600 - j_b*128) { … } } }
 
-One loop, since only one is shared among the cores; where a block starts is named, so that it is computed once for each.
+One loop, since only one is shared among the cores; the numbers of a block are named, so that they are computed once for each.
+Blocks that one core runs (``kind`` is serial) have a loop for each axis instead.
 """
 
 from dataclasses import dataclass
@@ -44,35 +45,49 @@ def grid(loop: For, step: Grid, taken: set[str]) -> tuple[Stmt, ...]:
         if not axes.isdisjoint(index_atoms(each.axis.extent)):
             raise ScheduleError(f"the extent of {each.axis.name} depends on another axis of the grid")
     counts = [(f.axis.extent + (size - 1)) // size for f, size in zip(loops, step.sizes, strict=True)]
+    if step.kind.name == "serial":
+        numbers = [Axis(fresh(f"{f.axis.name}_g", taken), count) for f, count in zip(loops, counts, strict=True)]
+        inside = _block(loops, step.sizes, [ix(n) for n in numbers], taken)
+        known = Substitution({n: ix(0) for n in numbers if constant(n.extent) == 1})
+        return nested([n for n in numbers if n not in known.atoms], known.body(inside))
     total = ix(1)
     for count in counts:
         total = total * count
     number = Axis(fresh(f"{loop.axis.name}_g", taken), total)
     lets: list[Stmt] = []
-    inner: list[Axis] = []
-    place = Substitution()
+    firsts: list[Index] = []
     below = total
-    for each, size, count in zip(loops, step.sizes, counts, strict=True):
+    for each, count in zip(loops, counts, strict=True):
         below = ix(1) if count == below else below // count
-        first = _named(ix(number) // below % count * size, each.axis.name, taken, lets)
-        if size == 1:
-            place.atoms[each.axis] = first
-            continue
-        extent = constant(each.axis.extent)
-        even = extent is not None and extent % size == 0
-        own = Axis(fresh(f"{each.axis.name}_i", taken), ix(size) if even else minimum(size, each.axis.extent - first))
-        inner.append(own)
-        place.atoms[each.axis] = first + own
-    body = (*lets, *nested(inner, place.body(loops[-1].body)))
+        firsts.append(_named(ix(number) // below % count, each.axis.name, taken, lets))
+    body = (*lets, *_block(loops, step.sizes, firsts, taken))
     if constant(total) == 1:
         return Substitution({number: ix(0)}).body(body)
     return (For(number, body, step.kind),)
 
 
+def _block(loops: list[For], sizes: tuple[int, ...], numbers: list[Index], taken: set[str]) -> tuple[Stmt, ...]:
+    """The loops within the block of these ``numbers``."""
+    inner: list[Axis] = []
+    place = Substitution()
+    for each, size, number in zip(loops, sizes, numbers, strict=True):
+        if size == 1:
+            place.atoms[each.axis] = number
+            continue
+        extent = constant(each.axis.extent)
+        even = extent is not None and extent % size == 0
+        own = Axis(
+            fresh(f"{each.axis.name}_i", taken), ix(size) if even else minimum(size, each.axis.extent - number * size)
+        )
+        inner.append(own)
+        place.atoms[each.axis] = number * size + own
+    return nested(inner, place.body(loops[-1].body))
+
+
 def _named(index: Index, axis: str, taken: set[str], lets: list[Stmt]) -> Index:
-    """``index`` as the coordinate that a let holds, unless it is a number."""
+    """``index`` as the number that a let holds, unless it is known."""
     if constant(index) is not None:
         return index
-    var = Var(fresh(f"{axis}_at", taken), i64)
+    var = Var(fresh(f"{axis}_b", taken), i64)
     lets.append(Let(var, FromIndex(index, i64)))
     return ix(Opaque(var.name))

@@ -17,23 +17,52 @@ whole: where one hangs over the edge of the loops, memory must go on (what is pa
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import Axis, Index, constant, ix, lower_bound, mod, upper_bound
-from lowc.ir.nodes import Alloc, Buffer, Expr, For, Kind, Let, Load, Op, Stmt, Store, Var
+from lowc.ir.index import (
+    Axis,
+    Index,
+    Opaque,
+    constant,
+    ix,
+    lower_bound,
+    minimum,
+    mod,
+    substitute,
+    upper_bound,
+)
+from lowc.ir.index import atoms as index_atoms
+from lowc.ir.nodes import Alloc, Buffer, Expr, For, FromIndex, Kind, Let, Load, Op, Stmt, Store, Var
+from lowc.ir.types import i64
 from lowc.ir.walk import Substitution, free_atoms, parts
 from lowc.scheduler.contraction import is_product
-from lowc.scheduler.nest import chain
+from lowc.scheduler.nest import chain, nested
 from lowc.scheduler.rename import fresh
 
 
 @dataclass(frozen=True, slots=True)
 class Registers:
     """The loop over ``axis`` is around loops over rows and columns; a tile has ``rows`` and ``columns`` of them, in vectors of
-    ``lanes``."""
+    ``lanes``.
+
+    ``roomy``: names of memory that has room for whole tiles, which never reach beyond it.  ``soon``: while a panel is used, the
+    next one is asked for.
+    """
 
     axis: str
     rows: int
     columns: int
     lanes: int
+    roomy: tuple[str, ...] = ()
+    soon: "Soon | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Soon:
+    """The panel behind one starts ``distance`` elements further on.  It is used for ``turns`` tiles below one another, each of
+    which asks for its share; ``turn``: the axis that numbers them (if there is none such, the new one)."""
+
+    distance: int
+    turns: int
+    turn: str = ""
 
 
 def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
@@ -55,8 +84,8 @@ def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
     def axis(of: Axis, suffix: str, extent: Index | int) -> Axis:
         return Axis(fresh(f"{of.name}_{suffix}", taken), ix(extent))
 
-    above = axis(i, "t", (i.extent + (step.rows - 1)) // step.rows)
-    beside = axis(j, "t", (j.extent + (step.columns - 1)) // step.columns)
+    above = axis(i, "t", _tiles(i, step.rows))
+    beside = axis(j, "t", _tiles(j, step.columns))
 
     def at(row: Axis | None, column: Axis | None) -> Substitution:
         place = Substitution()
@@ -69,39 +98,77 @@ def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
     tile = Buffer(fresh("tile", taken), add.buffer.dtype, (ix(step.rows * step.columns),), (ix(1),), "local")
     line = Buffer(fresh("line", taken), value.dtype, (ix(step.columns),), (ix(1),), "local")
     filled, row, column = axis(j, "l", step.columns), axis(i, "r", step.rows), axis(j, "r", step.columns)
+    filled_y = at(None, filled).expr(value.args[1 - left])
     one = Var(fresh(f"{i.name}_x", taken), value.dtype)
-    x, y = at(row, None).expr(value.args[left]), at(None, filled).expr(value.args[1 - left])
+    x = at(row, None).expr(value.args[left])
+    if mod(i.extent, ix(step.rows)).terms:
+        _loads_inside(x, step.roomy)
+    if mod(j.extent, ix(step.columns)).terms:
+        _loads_inside(filled_y, step.roomy)
+    starts: list[Stmt] = []
+    x, filled_y = (_from_start(e, {loop.axis, row, filled}, taken, starts) for e in (x, filled_y))
+    asked = () if step.soon is None else _ask(step.soon, step, loop.axis, (value.args[left], filled_y), filled, above, taken)
     product = Op("product", (one, Load(line, (ix(column),))), value.dtype)
-    deep: tuple[Stmt, ...] = (
+    add_row = Store(tile, (ix(row) * step.columns + column,), product, None, "add")
+    deep = (
+        *asked,
         Alloc(line),
-        For(filled, (Store(line, (ix(filled),), y),), vectors),
-        For(
-            row,
-            (
-                Let(one, x),
-                For(column, (Store(tile, (ix(row) * step.columns + column,), product, None, "add"),), vectors),
-            ),
-            unroll,
-        ),
+        For(filled, (Store(line, (ix(filled),), filled_y),), vectors),
+        For(row, (Let(one, x), For(column, (add_row,), vectors)), unroll),
     )
     down, across = axis(i, "s", step.rows), axis(j, "s", step.columns)
     place = at(down, across).index(add.index[0])
     done = Store(add.buffer, (place,), Load(tile, (ix(down) * step.columns + across,)), None, "add")
     _inside(add.buffer, place)
-    for expr, extent, size in ((x, i.extent, step.rows), (y, j.extent, step.columns)):
-        if mod(extent, ix(size)).terms:
-            _loads_inside(expr)
     body: tuple[Stmt, ...] = (
         Alloc(tile, "add"),
+        *starts,
         For(loop.axis, deep, loop.kind),
         For(down, (For(across, (done,), vectors),), unroll),
     )
-    return (For(beside, (For(above, body),)),)
+    known = Substitution({a: ix(0) for a in (beside, above) if constant(a.extent) == 1})
+    return nested([a for a in (beside, above) if a not in known.atoms], known.body(body))
 
 
-def _loads_inside(expr: Expr) -> None:
+def _tiles(axis: Axis, size: int) -> Index:
+    """How many tiles of ``size`` a loop over ``axis`` is."""
+    low, high = lower_bound(axis.extent), upper_bound(axis.extent)
+    one = low is not None and high is not None and low >= 1 and high <= size
+    return ix(1) if one else (axis.extent + (size - 1)) // size
+
+
+def _from_start(expr: Expr, axes: set[Axis], taken: set[str], starts: list[Stmt]) -> Expr:
+    """``expr``, if it is a load, from an address that is named outside of the loops over ``axes``: where strides are symbols it
+    takes several multiplications, which nobody would move out of them."""
+    if not isinstance(expr, Load) or expr.mask is not None:
+        return expr
+    terms = expr.index[0].terms
+    fixed = Index(tuple([t for t in terms if axes.isdisjoint(index_atoms(Index((t,))))]))
+    if constant(fixed) is not None:
+        return expr
+    start = Var(fresh(f"{expr.buffer.name}_at", taken), i64)
+    starts.append(Let(start, FromIndex(fixed, i64)))
+    return Load(expr.buffer, (expr.index[0] - fixed + Opaque(start.name),))
+
+
+def _ask(
+    soon: Soon, step: Registers, depth: Axis, factors: tuple[Expr, Expr], filled: Axis, above: Axis, taken: set[str]
+) -> tuple[Stmt, ...]:
+    """A let of no use but that it asks for a part of the next panel: in each iteration of the depth, that of this tile."""
+    x, y = factors
+    if not isinstance(y, Load):
+        return ()
+    start = substitute(y.index[0], {depth: ix(0), filled: ix(0)})
+    around = next((a for a in free_atoms(x) if isinstance(a, Axis) and a.name == soon.turn), above)
+    place = start + soon.distance + (ix(around) * depth.extent + depth) * -(-step.columns // soon.turns)
+    here = substitute(y.index[0], {filled: ix(0)})
+    wanted = Load(y.buffer, (minimum(place, y.buffer.shape[0] - 1),))
+    return (Let(Var(fresh("asked", taken), y.dtype), Op("soon", (Load(y.buffer, (here,)), wanted), y.dtype)),)
+
+
+def _loads_inside(expr: Expr, roomy: tuple[str, ...]) -> None:
     for part in parts(expr):
-        if isinstance(part, Load):
+        if isinstance(part, Load) and part.buffer.name not in roomy:
             _inside(part.buffer, part.index[0])
 
 

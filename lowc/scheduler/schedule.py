@@ -6,13 +6,16 @@ a GPU primitives build on one another: if one is not legal, the kernel gets a si
 is left to the call (``versions``).
 """
 
+from dataclasses import replace
+
 from lowc.errors import ScheduleError
-from lowc.ir.nodes import Kernel, Module
+from lowc.ir.nodes import Kernel, Launch, Module, Step
 from lowc.options import Options
 from lowc.scheduler import apply_simt, cascade, choose_contraction, choose_simt, choose_tensor_cores, contract
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
 from lowc.scheduler.nest import expand_kernels, map_kernels
+from lowc.scheduler.rename import fresh
 from lowc.scheduler.versions import versions
 from lowc.target import Target
 
@@ -29,7 +32,21 @@ def run(module: Module, target: Target, options: Options) -> Module:
         kernel = tiled or scheduled(kernel, choose(kernel, target, options.threads))
         return scheduled(kernel, cascade.choose(kernel))
 
-    return map_kernels(module, each)
+    return with_params(map_kernels(module, each))
+
+
+def with_params(module: Module) -> Module:
+    """``module`` with a temp for each param that the kernel of a launch has got beyond its arguments."""
+    temps = list(module.temps)
+    taken = {b.name for b in (*temps, *module.inputs) if b is not None}
+    steps: list[Step] = []
+    for step in module.steps:
+        if isinstance(step, Launch) and len(step.args) < len(step.kernel.params):
+            new = [replace(p, name=fresh(p.name, taken)) for p in step.kernel.params[len(step.args) :]]
+            temps += new
+            step = replace(step, args=(*step.args, *new))
+        steps.append(step)
+    return replace(module, temps=tuple(temps), steps=tuple(steps))
 
 
 def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:

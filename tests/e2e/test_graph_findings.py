@@ -280,3 +280,19 @@ def test_a_part_of_what_overlaps_itself_is_replaced(dynamic: bool) -> None:
         for a, b in zip(ours(x, y), f(x, y), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
             assert a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_isin_finds_infinities_beside_nan(dynamic: bool) -> None:
+    def f(x: Tensor, among: Tensor) -> tuple[Tensor, ...]:
+        numbers = [torch.isin(number, among) for number in (inf, nan, 7)]
+        return torch.isin(x, among), torch.isin(x, among, invert=True), *numbers
+
+    ours = compiled(f, dynamic)
+    inf, nan = torch.inf, torch.nan
+    for count in (20, 23):
+        among = torch.randn(count)
+        among[::2] = torch.tensor([nan, inf, -inf, 0.0]).repeat(count)[: (count + 1) // 2]
+        x = torch.tensor([nan, inf, -inf, -0.0, 1.0, float(among[1])])
+        for a, b in zip(ours(x, among), f(x, among), strict=True):
+            assert a.tolist() == b.tolist()

@@ -81,6 +81,25 @@ def test_products(isa: str, dtype: torch.dtype) -> None:
     check()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_products_that_share_copies(isa: str) -> None:
+    """So many multiply-adds that factors are copied ahead of the blocks, whichever is."""
+    if not able(isa):
+        pytest.skip(f"no {isa} here")
+
+    @settings(SETTINGS, max_examples=12)
+    @given(st.integers(100, 400), st.integers(16, 400), st.integers(40, 700), LAYOUTS, LAYOUTS, st.booleans(), st.integers(0, 99))
+    def check(m: int, n: int, k: int, left: str, right: str, batched: bool, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        batch = (2,) if batched else ()
+        x = tensor(generator, (*batch, m, k), left, torch.float32)
+        y = tensor(generator, (*batch, k, n), right, torch.float32)
+        exact, magnitude = torch.matmul(x.double(), y.double()), torch.matmul(x.double().abs(), y.double().abs())
+        close(own(torch.matmul, isa)(x, y), torch.matmul(x, y), exact, magnitude)
+
+    check()
+
+
 def gelu_of_addmm(b: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch.nn.functional.gelu(torch.addmm(b, x, y, beta=0.5, alpha=2))
 
@@ -123,8 +142,8 @@ def test_epilogues(name: str) -> None:
     assert (found.double() - exact).abs().max() <= bound
 
 
-def kernels(function: Callable[..., Any], *args: Any) -> list[tuple[str, int]]:
-    """(name, number of params) of the kernels that a call of ``function`` makes."""
+def kernels(function: Callable[..., Any], *args: Any, matmul: str = "own") -> list[tuple[str, int]]:
+    """(name, number of params) of the kernels that a call of ``function`` makes, which calls nothing of ATen."""
     from lowc import compiler
     from lowc.ir.nodes import Extern, Launch
 
@@ -141,7 +160,7 @@ def kernels(function: Callable[..., Any], *args: Any) -> list[tuple[str, int]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "compile_artifact", keep)
-        own(function)(*args)
+        own(function, matmul=matmul)(*args)
     return made
 
 
@@ -247,3 +266,28 @@ def test_results_are_the_same_each_time() -> None:
         assert torch.equal(function(x, y), first)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_few_rows_are_own_by_default() -> None:
+    if not able("avx512"):
+        pytest.skip("no avx512 here")
+    x, w, b = normal(8, 1024), normal(768, 1024, seed=1), normal(768, seed=2)
+    torch._dynamo.reset()
+    assert [name for name, _ in kernels(torch.nn.functional.linear, x, w, b, matmul="auto")] == ["addmm_0"]
+    found = torch.compile(torch.nn.functional.linear, backend="lowc")(x, w, b)
+    torch.testing.assert_close(found, torch.nn.functional.linear(x, w, b), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 40, 100])
+def test_weights_of_eight_bits(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    x, scale = normal(rows, 300), normal(200, seed=2)
+    weights = torch.randint(-127, 128, (200, 300), generator=generator, dtype=torch.int8)
+
+    def product(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+        return x @ (weights.to(torch.float32) * scale[:, None]).t()
+
+    assert rows > 1 or len(kernels(product, x, weights, scale)) == 1
+    exact = x.double() @ (weights.double() * scale.double()[:, None]).t()
+    error, theirs = ((f(x, weights, scale).double() - exact).norm() for f in (own(product), product))
+    assert error <= 2 * theirs

@@ -73,6 +73,12 @@ def two_of_them(x: Tensor) -> Tensor:
     return torch.cat([a * 2, b - 1]).abs().sum() + a.shape[0] * b.shape[0]
 
 
+def repeated(x: Tensor) -> Tensor:
+    """Divides coordinates by a size that may be 0."""
+    rows = x[x[:, 0] > 0]
+    return rows.repeat(2, 3) * 2
+
+
 FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     nonzero,
     masked_select,
@@ -84,6 +90,7 @@ FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     item_as_start,
     item_as_number,
     two_of_them,
+    repeated,
 )
 
 

@@ -420,8 +420,14 @@ def test_checks() -> None:
         run_op("check_nonzero", [u32, bool_], [divisor, np.array([True, True])])
 
 
+@pytest.mark.parametrize("dtype", [f32, i64], ids=str)
+def test_what_is_wanted_soon_changes_nothing(dtype: DType) -> None:
+    here, later = np.array([1, 2, 3]), np.array([7, 8, 9])
+    assert list(run_op("soon", [dtype, dtype], [here, later])) == [1, 2, 3]
+
+
 def test_every_row_is_tested() -> None:
-    others = {"fma", "mad", "ldexp", "cast", "bitcast", "check_index", "check_nonzero"}
+    others = {"fma", "mad", "ldexp", "cast", "bitcast", "check_index", "check_nonzero", "soon"}
     selects = {n for n in OPS if OPS[n].rule == "select"}
     others |= APPROXIMATE
     assert set(EXACT) | set(COMPARE) | set(INEXACT) | set(INTEGER) | others | selects == set(OPS)

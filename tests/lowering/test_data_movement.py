@@ -133,6 +133,12 @@ def test_flip_roll_repeat() -> None:
     check(lambda a: (aten.roll.default(a, [1, -2], [0, 2]), aten.roll.default(a, [7], [1])), x)
     check(lambda a: aten.repeat.default(a, [2, 1, 3, 2]), x)
     check(lambda a: aten.diagonal_copy.default(a), x)
+    for empty in (x[:0], x[:, :0]):
+        check(lambda a: (aten.roll.default(a, [1, 2], [0, 1]), aten.roll.default(a, [3], [2])), empty)
+        check(lambda a: aten.repeat.default(a, [3, 2, 1]), empty)
+    check(lambda a: aten.repeat.default(a, [0, 2, 1]), x)
+    for dtype in (F, torch.int64, torch.bool):
+        check(lambda a: aten._conj_physical.default(a), data((3, 4), dtype).t())
 
 
 def test_scatters_of_slices() -> None:

@@ -69,6 +69,25 @@ def test_running_extrema(name: str) -> None:
     check(lambda x: op(x, 1), data((3, 0), F))
 
 
+def test_running_sums_of_exponentials() -> None:
+    op = aten.logcumsumexp.default
+    for dtype in (*FLOATS, torch.float16):
+        for x in (data((4, 7), dtype, special=False) * 20, data((4, 7), dtype), data((4, 7), dtype, 5)):
+            check(lambda x: op(x, 0), x, ulps=2)
+        x = data((2, 3, 5), dtype, special=False)
+        check(lambda x: op(x, 1), x, ulps=2)
+        check(lambda x: op(x.permute(1, 2, 0), 0), x, ulps=2)
+    nan = float("nan")
+    x = torch.tensor([[-INF, -INF, 1.0], [-0.0, -INF, -INF], [INF, 1.0, INF], [-INF, INF, -INF], [1.0, nan, 2.0]])
+    check(lambda x: op(x, 0), x.t().contiguous())
+    check(lambda x: op(x, 0), torch.tensor(-0.0))
+    check(lambda x: op(x, 0), data((0, 3), F))
+    check(lambda x: op(x, 0), data((3, 0), F))
+    check(lambda x: op(x, 0), torch.tensor([[-1000.0, 1.0], [0.0, 2.0], [1000.0, 3.0], [-2000.0, 4.0]]), ulps=1)
+    check(lambda x: op(x, 0), data((5, 3), F, special=False), ulps=2, dynamic=True)
+    check(lambda x: op(x, 1), data((3, 5), F, special=False), ulps=2, extern=("aten.logcumsumexp.default",))
+
+
 def test_searches() -> None:
     for dtype in (torch.float32, torch.int64):
         edges = torch.tensor([-2, 0, 0, 3], dtype=dtype)

@@ -154,6 +154,10 @@ def test_softmax(op: Any) -> None:
         [[float("-inf")] * 4, [float("-inf"), 1, 2, 3], [float("nan"), 1, 2, 3], [float("inf"), 0, 1, 2]]
     )
     check(lambda a: op(a, 1, False), x, ulps=8)
+    for dtype in FLOATS:
+        for value in (2.0, -0.0, float("nan"), float("inf"), float("-inf")):
+            for dim in (0, -1):
+                check(lambda a, d=dim: op(a, d, False), torch.tensor(value, dtype=dtype))
 
 
 def test_strided_and_broadcast_sources() -> None:

@@ -217,10 +217,46 @@ def test_maximum_pool(how: tuple[Any, ...]) -> None:
         check(lambda a: aten.max_pool2d_with_indices.default(a, *how)[0], x.to(memory_format=torch.channels_last))
 
 
+@pytest.mark.parametrize("how", [*MAX_POOLS, ([3, 3], [2, 2], [1, 1], [1, 1], False), ([3, 3], [1, 1], [1, 1], [1, 1], False)])
+def test_gradients_of_maximum_pool(how: tuple[Any, ...]) -> None:
+    name = "aten.max_pool2d_with_indices_backward.default"
+    apart = (name,) if (how[1] or how[0])[-1] > 1 else ()  # windows apart along lanes
+
+    def backward(g: torch.Tensor, a: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return aten.max_pool2d_with_indices_backward.default(g, a, *how, i)
+
+    for dtype in (torch.float32, torch.float64):
+        x = pooled_ties((2, 3, 7, 9), dtype)
+        values, places = aten.max_pool2d_with_indices.default(x, *how)
+        for g in (data(tuple(values.shape), dtype, 3), data(tuple(values.shape), dtype, 4, special=False)):
+            last = [t.to(memory_format=torch.channels_last) for t in (g, x, places)]
+            check(backward, *last)
+            check(backward, *last, dynamic=True)
+            check(backward, g, x, places, extern=apart)
+            check(backward, g[0], x[0], places[0], extern=apart)
+    for dtype in (torch.bfloat16, torch.float16):
+        x = pooled_ties((2, 3, 7, 9), dtype).to(memory_format=torch.channels_last)
+        values, places = aten.max_pool2d_with_indices.default(x, *how)
+        g = data(tuple(values.shape), dtype, 3, special=False).to(memory_format=torch.channels_last)
+        check(backward, g, x, places, ulps=4, floor=2.0)
+
+
+def test_gradients_of_maximum_pool_with_many_windows_over_an_element() -> None:
+    how = ([5, 5], [1, 1], [2, 2], [1, 1], False)
+    x = data((1, 2, 7, 9), F, special=False)
+    values, places = aten.max_pool2d_with_indices.default(x, *how)
+    name = "aten.max_pool2d_with_indices_backward.default"
+    check(lambda g, a, i: aten.max_pool2d_with_indices_backward.default(g, a, *how, i), values, x, places, extern=(name,))
+
+
 def test_maximum_pool_in_three_dimensions() -> None:
     how = ([2, 3, 2], [2, 1, 2], [1, 1, 0], [1, 1, 1], False)
-    x = pooled_ties((2, 4, 5, 6), F)
+    x = pooled_ties((1, 2, 4, 5, 6), F)
     check(lambda a: aten.max_pool3d_with_indices.default(a, *how), x)
+    values, places = aten.max_pool3d_with_indices.default(x, *how)
+    g = values.nan_to_num(0, 1, 2)
+    last = [t.to(memory_format=torch.channels_last_3d) for t in (g, x, places)]
+    check(lambda g, a, i: aten.max_pool3d_with_indices_backward.default(g, a, *how, i), *last)
 
 
 def test_average_pool_in_three_dimensions() -> None:

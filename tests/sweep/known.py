@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """``ops``: patterns of names as in op_db, separated by spaces; ``detail``: a part of the message."""
+    """``ops``: patterns of names as in op_db, separated by spaces; ``detail``: a part of the message; ``variant``: of the samples
+    in this layout, or with these values, alone."""
 
     ops: str
     detail: str
     reason: str
+    variant: str = ""
 
 
 KNOWN = (
@@ -42,11 +44,12 @@ KNOWN = (
     Known("native_dropout_backward", "strides", "torch's decomposition has the strides of the product"),
     Known("cummax cummin", "sign of", "which of two equal zeros a running extremum holds"),
     Known(
-        "maximum minimum max.binary min.binary clamp clamp_max clamp_min scatter_reduce.amax scatter_reduce.amin",
+        "maximum minimum fmax fmin max.binary min.binary clamp clamp_max clamp_min scatter_reduce.amax scatter_reduce.amin",
         "sign of",
         "which of two equal zeros is kept: eager's vector code and its code for single elements differ (docs/limits.md)",
     ),
     Known("var_mean std_mean", "result 1: NaN or infinity", "the mean beside infinities is that of ``mean`` (docs/limits.md)"),
+    Known("native_group_norm", "values", "eager reads an expanded weight and bias as if they were contiguous", "expanded"),
     Known("native_layer_norm", "sign of", "(x - mean) * rstd * weight for x * scale + shift: what cancels may have another sign"),
     Known(
         "nn.functional.elu nn.functional.selu nn.functional.celu",
@@ -55,7 +58,7 @@ KNOWN = (
     ),
     Known(
         "nn.functional.pixel_unshuffle",
-        "torch.float32[0, 9, 2, 2], not torch.float32[0, 1, 6, 6]",
+        "[0, 9, 2, 2], not",
         "eager gives a batch of nothing the shape of its input; lowc the shape that the op has, as torch's fake tensors do",
     ),
     Known("nn.functional.gelu", "NaN or infinity", "gelu(inf) is inf, as in eager for f64 and f16 (docs/limits.md)"),
@@ -73,9 +76,11 @@ KNOWN = (
 )
 
 
-def why_known(op: str, detail: str) -> str | None:
+def why_known(op: str, variant: str, detail: str) -> str | None:
     """The reason for a difference, or None if it is not known."""
     for known in KNOWN:
-        if known.detail in detail and any(fnmatchcase(op, pattern) for pattern in known.ops.split()):
+        if known.variant not in ("", variant) or known.detail not in detail:
+            continue
+        if any(fnmatchcase(op, pattern) for pattern in known.ops.split()):
             return known.reason
     return None

@@ -35,7 +35,7 @@ def _forgive(raw: dict[str, Any]) -> None:
     """Counts as known what has become so since the record was written."""
     kept = []
     for number, variant, status, detail in raw["failures"]:
-        if status in BAD and why_known(raw["key"].split("/")[0], detail) is not None:
+        if status in BAD and why_known(raw["key"].split("/")[0], variant, detail) is not None:
             raw["statuses"][status] -= 1
             raw["statuses"]["known"] += 1
             status = "known"

@@ -26,6 +26,8 @@ from tests.sweep.samples import WIDER, Case, copied
 # What eager leaves as it was in memory.
 UNINITIALISED = set("empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split())
 
+DRAWS = 16
+
 
 @dataclass
 class Outcome:
@@ -59,7 +61,8 @@ def attempt(op: Any, case: Case, grad: bool, check: bool = False) -> Outcome:
         return Outcome("skipped", _say(error))
     made: list[tuple[Graph, Any]] = []
     try:
-        ours, _ = run(_compiled(case, tensors, made, check), tensors, grad)
+        compiled = _compiled(case, tensors, made, check)
+        ours, _ = run(compiled, tensors, grad)
     except Unsupported as error:
         return Outcome("torch", error.message)
     except Exception as error:
@@ -71,7 +74,8 @@ def attempt(op: Any, case: Case, grad: bool, check: bool = False) -> Outcome:
         plain = _without_lowc(case, tensors, grad)
         values = op.name not in UNINITIALISED
         same = plain is not None and difference(ours, plain, exact, op, values=values, forward=forward) is None
-        outcome.status, outcome.detail = "inherited" if same else "wrong", found
+        if same or not by_chance(op, case, tensors, grad, compiled, found):
+            outcome.status, outcome.detail = "inherited" if same else "wrong", found
     return outcome
 
 
@@ -159,14 +163,51 @@ def _plainly(case: Case, tensors: list[Tensor], grad: bool) -> list[Any]:
 
 
 def _exact(case: Case, tensors: list[Tensor], grad: bool) -> list[Any] | None:
-    """The results on float64 inputs; None where the op does not take them."""
-    if not any(t.dtype in WIDER for t in tensors):
+    """The results on float64 inputs, or of dtype float64; None where the op does not take them."""
+    if not any(t.dtype in WIDER for t in tensors) and not any(isinstance(x, torch.dtype) and x in WIDER for x in case.leaves):
         return None
     try:
         wide = [t.detach().to(WIDER.get(t.dtype, t.dtype)).requires_grad_(t.requires_grad) for t in tensors]
         return run(case.widened, wide, grad)[0]
     except Exception:
         return None
+
+
+def by_chance(
+    op: Any, case: Case, tensors: list[Tensor], grad: bool, compiled: Callable[..., Any], found: str
+) -> bool:
+    """Whether only rounding is in question, and over some draws of the values is no larger than twice eager's: where few elements
+    are compared, eager's largest error may happen to be small."""
+    if "tolerances" not in found:
+        return False
+    ours_all, eager_all = 0.0, 0.0
+    for seed in range(DRAWS):
+        drawn = [_redrawn(t, seed) for t in tensors]
+        try:
+            eager, forward = run(case.function, drawn, grad)
+        except Exception:  # values that the op does not take
+            return False
+        ours, _ = run(compiled, drawn, grad)
+        exact = _exact(case, drawn, grad)
+        again = difference(ours, eager, exact, op, forward=forward)
+        if exact is None or (again is not None and "tolerances" not in again):
+            return False
+        number = int(found.split()[1].rstrip(":"))
+        a, b, c = (x[number].detach().double() for x in (ours, eager, exact))
+        there = a.isfinite() & b.isfinite() & c.isfinite()
+        ours_all += float((a - c)[there].square().sum())
+        eager_all += float((b - c)[there].square().sum())
+    return ours_all**0.5 <= 1.2 * eager_all**0.5
+
+
+def _redrawn(x: Tensor, seed: int) -> Tensor:
+    """``x`` with floats a tenth larger or smaller, at random."""
+    if not x.is_floating_point() or 0 in x.stride():
+        return x
+    draw = torch.Generator().manual_seed(seed)
+    factor = 1 + 0.1 * torch.randn(x.shape, generator=draw, dtype=torch.float64)
+    changed = copied(x.detach())
+    return changed.copy_(x.detach().double() * factor).requires_grad_(x.requires_grad)
 
 
 def _say(error: Exception) -> str:

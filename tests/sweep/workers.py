@@ -57,7 +57,7 @@ class Record:
     seconds: float = 0.0
 
     def add(self, number: int, variant: str, status: str, detail: str, externs: Sequence[str], targets: Sequence[str]) -> None:
-        if status in BAD and why_known(self.key.split("/")[0], detail) is not None:
+        if status in BAD and why_known(self.key.split("/")[0], variant, detail) is not None:
             status = "known"
         self.statuses[status] += 1
         self.externs.update(externs)

@@ -7,12 +7,13 @@ from lowc.ir.nodes import Expr, Op
 from lowc.ir.walk import children
 
 T = TypeVar("T")
+APART = {"rarely": slice(0, None, 2), "soon": slice(0, 1)}  # the arguments that are evaluated before the op
 
 
 def evaluate_in_order(root: Expr, memo: dict[int, T], evaluate: Callable[[Expr], T]) -> T:
     """The value of ``root``: ``evaluate`` is called for each part once those of its own parts are in ``memo``, by ``id``.
 
-    What "rarely" guards is left to ``evaluate``, which puts it into a branch.  (Not recursive: expressions may be deep.)
+    What "rarely" guards, and what "soon" only announces, is left to ``evaluate``.  (Not recursive: expressions may be deep.)
     """
     stack = [root]
     while stack:
@@ -20,7 +21,7 @@ def evaluate_in_order(root: Expr, memo: dict[int, T], evaluate: Callable[[Expr],
         if id(expr) in memo:
             stack.pop()
             continue
-        first = expr.args[::2] if isinstance(expr, Op) and expr.name == "rarely" else children(expr)
+        first = expr.args[APART[expr.name]] if isinstance(expr, Op) and expr.name in APART else children(expr)
         missing = [c for c in first if id(c) not in memo]
         if missing:
             stack.extend(reversed(missing))

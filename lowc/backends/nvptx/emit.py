@@ -566,6 +566,8 @@ class Emitter:
             return tuple(apply(self.b, "cast", [value(t, expr.index, n)], expr.dtype, t.ops) for n in lanes)
         if expr.name == "rarely":
             return self.rarely(expr)
+        if expr.name == "soon":
+            return self.memo[id(expr.args[0])]
         args = [self.memo[id(a)] for a in expr.args]
         if expr.name == "cast":
             return access.convert(t, args[0], expr.dtype)

@@ -81,6 +81,12 @@ def load(r: Region, buffer: Buffer, index: Index, mask: Val | None, reread: bool
     return _load_scalar(r, buffer, index, mask, reread)
 
 
+def fetch(r: Region, buffer: Buffer, index: Index) -> None:
+    """Asks for the line of an element, to be in the L2 cache soon."""
+    r.b.module.declare("llvm.prefetch.p0", "void", "ptr, i32, i32, i32")
+    r.b.line(f"call void @llvm.prefetch.p0(ptr {address(r, buffer, index)}, i32 0, i32 2, i32 1)")
+
+
 def _emit(r: Region, text: str, reread: bool) -> str:
     return r.b.op(text) if reread else r.b.pure(text)
 

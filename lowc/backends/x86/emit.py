@@ -182,21 +182,24 @@ class Emitter:
 
     def fill(self, pointer: str, count: int, value: Val) -> None:
         """``count`` elements of local memory set to ``value``, a constant of a type as it is in memory."""
-        lanes = 16
-        whole = count // lanes * lanes
+        lanes, done = 16, 0
 
-        def stored(filled: Val) -> Callable[[str, list[str]], Sequence[str]]:
+        def stored(filled: Val, many: int) -> Callable[[str, list[str]], Sequence[str]]:
             def each(index: str, _: list[str]) -> Sequence[str]:
                 place = self.b.op(f"getelementptr {value.type}, ptr {pointer}, i64 {index}")
-                self.b.line(f"store {filled.type} {filled.text}, ptr {place}, align {value.dtype.bytes}")
+                for n in range(many):
+                    at = self.b.op(f"getelementptr {filled.type}, ptr {place}, i64 {n}") if n else place
+                    self.b.line(f"store {filled.type} {filled.text}, ptr {at}, align {value.dtype.bytes}")
                 return ()
 
             return each
 
-        if whole:
-            self.b.loop("0", str(whole), lanes, [], stored(splat(self.b, value, lanes)), True)
-        if count > whole:
-            self.b.loop(str(whole), str(count), 1, [], stored(value), True)
+        for wide, many in ((lanes, 8), (lanes, 1), (0, 1)):
+            step = max(1, wide) * many
+            end = count // step * step
+            if end > done:
+                self.b.loop(str(done), str(end), step, [], stored(splat(self.b, value, wide), many), True)
+                done = end
 
     def condition(self, stmt: If) -> None:
         cond = self.eval(stmt.cond)
@@ -328,6 +331,10 @@ class Emitter:
             return apply(self.b, "cast", [value], expr.dtype, self.r.ops)
         if expr.name == "rarely":
             return self.rarely(expr)
+        if expr.name == "soon":
+            if isinstance(expr.args[1], Load):
+                access.fetch(self.r, expr.args[1].buffer, expr.args[1].index[0])
+            return self.memo[id(expr.args[0])]
         args = [self.memo[id(a)] for a in expr.args]
         if expr.name in CHECKS:
             return CHECKS[expr.name](self.r, *args)

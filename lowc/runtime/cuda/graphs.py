@@ -23,7 +23,7 @@ import torch
 from lowc.artifact import Artifact
 from lowc.collection import collection_paused
 from lowc.errors import LowcError
-from lowc.ir import arithmetic
+from lowc.ir import arithmetic, collective
 from lowc.ir.index import Symbol
 from lowc.ir.nodes import Extern
 from lowc.runtime.cuda import host as device_host
@@ -49,6 +49,8 @@ def refusal(artifact: Artifact) -> str:
         return f"it changes its input {written[0]}"
     for step in artifact.program:
         if isinstance(step, Extern) and not arithmetic.is_size(step):
+            if collective.is_collective(step.target):
+                return f"{step.target} is a collective, whose other ranks may not replay theirs"
             name = step.target.split(".")[1] if "." in step.target else step.target
             if name in _SYNCHRONISING or any(isinstance(r, Symbol) for r in step.results):
                 return f"{step.target} waits for the device"

@@ -137,8 +137,8 @@ class _DeviceRenderer(Renderer):
         if self.inside:
             self.handed.append(buffer.name)
 
-    def _take_result(self, result: Buffer) -> None:
-        super()._take_result(result)
+    def _take_result(self, result: Buffer, pending: bool = False) -> None:
+        super()._take_result(result, pending)
         if self.inside and result.name not in self.placed:
             self.handed.append(result.name)
 

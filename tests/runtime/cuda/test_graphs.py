@@ -218,6 +218,10 @@ def test_outputs_keep_their_aliases(on) -> None:
             "aten.nonzero.default waits",
         ),
         (
+            module([X], [A], [whole(A)], [Extern("_c10d_functional.all_reduce.default", (whole(X), "sum", "0"), (), (A,))]),
+            "_c10d_functional.all_reduce.default is a collective",
+        ),
+        (
             module(
                 [X],
                 [A],

@@ -1,0 +1,56 @@
+"""Which matrix products are lowc's own by default."""
+
+from dataclasses import replace
+
+import pytest
+
+from lowc.ir.index import ix
+from lowc.ir.nodes import Buffer
+from lowc.ir.types import DType, bf16, f32, f64
+from lowc.lowering.choose_product import own
+from lowc.lowering.values import Value, contiguous_strides, remap, whole
+from lowc.options import Options
+from lowc.target import Target
+
+AVX512 = Target("x86", "", "", 512, 32, 32 << 10, 1 << 20, 8 << 20, 2, frozenset({"fma", "masked"}))
+
+
+def matrix(rows: int, columns: int, dtype: DType = f32, turned: bool = False) -> Value:
+    """``turned``: it lies in memory along its columns."""
+    shape = (ix(columns), ix(rows)) if turned else (ix(rows), ix(columns))
+    value = whole(Buffer("x", dtype, shape, contiguous_strides(shape)))
+    if not turned:
+        return value
+    assert value.strides is not None
+    return remap(value, shape[::-1], lambda c: c[::-1], value.strides[::-1])
+
+
+def chosen(
+    rows: int, columns: int, depth: int, dtype: DType = f32, *, along_depth: bool = True, made: bool = False, **options: str
+) -> bool:
+    x, y = matrix(rows, depth, dtype), matrix(depth, columns, dtype, turned=along_depth)
+    return own(x, y, Options(**options), AVX512, made)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [2, 8, 64])
+def test_linear_layers_of_few_rows_are(rows: int) -> None:
+    assert chosen(rows, 2048, 2048)
+
+
+def test_one_row_is_where_weights_are_computed() -> None:
+    assert chosen(1, 2048, 2048, made=True)
+    assert not chosen(65, 2048, 2048, made=True)
+
+
+def test_what_was_not_measured_to_win_is_not() -> None:
+    assert not chosen(1, 2048, 2048)
+    assert not chosen(65, 2048, 2048)
+    assert not chosen(8, 64, 64)
+    assert not chosen(8, 2048, 2048, along_depth=False)
+    assert not chosen(8, 2048, 2048, f64)
+    assert not chosen(8, 2048, 2048, bf16)
+    assert not chosen(8, 2048, 2048, matmul="library")
+    assert not chosen(8, 2048, 2048, numerics="strict")
+    x, y = matrix(8, 2048), matrix(2048, 2048, turned=True)
+    assert not own(x, y, Options(), replace(AVX512, vector_bits=256), False)
+    assert not own(x, y, Options(), None, False)
