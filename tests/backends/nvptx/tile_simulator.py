@@ -72,8 +72,16 @@ class Machine:
         self.shared = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(base))
 
     def wait_for(self, holds: Any) -> None:
-        if not self.changed.wait_for(holds, PATIENCE):
+        if not self.changed.wait_for(lambda: holds() or self.failed, PATIENCE):
             raise TimeoutError("a thread waits for ever")
+
+    def stop(self, problem: BaseException) -> None:
+        """Lets no thread wait any more."""
+        self.failed.append(problem)
+        for barrier in (*self.warps, *self.groups):
+            barrier.abort()
+        with self.changed:
+            self.changed.notify_all()
 
     # barriers
 
@@ -327,9 +335,7 @@ def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], si
                     raise SystemExit
                 return function(*args)
             except BaseException as problem:
-                m.failed.append(problem)
-                with m.changed:
-                    m.changed.notify_all()
+                m.stop(problem)
                 return otherwise
 
         return call
@@ -389,6 +395,6 @@ def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], si
         if m.failed:
             break
     threading.stack_size(before)
-    real = [f for f in m.failed if not isinstance(f, SystemExit)]
+    real = [f for f in m.failed if not isinstance(f, SystemExit | threading.BrokenBarrierError)]
     if real:
         raise real[0]
