@@ -120,7 +120,7 @@ def copied_along(x: Value) -> int | None:
     """The dimension along which the engine copies ``x`` as it lies; None if it cannot."""
     if x.strides is None:
         return None
-    for along in range(max(0, len(x.shape) - 2), len(x.shape)):
+    for along in range(max(0, len(x.strides) - 2), len(x.strides)):
         others = [x.strides[d] for d in range(len(x.shape)) if d != along and not is_one(x.shape[d])]
         if constant(x.strides[along]) == 1 and all(_whole_lines(i) for i in (x.offset, *others)):
             return along

@@ -81,3 +81,13 @@ def test_teams_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(waits) == {"128", "256"}
     alone = by(product(4096, 4096, 4096), WAYS[0], monkeypatch)
     assert "arrive" not in alone.replace("mbarrier.arrive", "")
+
+
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
+def test_waits_that_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Option ``check``: a wait that never ends traps."""
+    teams = next(w for w in WAYS if w.teams == 2)
+    monkeypatch.setattr(choose_tensor_cores, "WAYS", (teams,))
+    code = nvptx.compile_module(machine(product(4096, 4096, 4096)), TARGET, Options(check=True)).code.decode()
+    assert "trap" in code
+    clean(assembled(code, tmp_path))

@@ -1,0 +1,98 @@
+"""The code of products on tensor cores, run on the CPU where all that is asynchronous happens as late as it may."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lowc.ir.index import evaluate
+from lowc.ir.nodes import Kernel, Launch, Module
+from lowc.ir.numeric import from_storage, to_storage
+from lowc.ir.parser import parse_kernel
+from lowc.ir.printer import print_kernel
+from tests.scheduler.products import TARGET, product, result, scheduled
+
+pytest.importorskip("llvmlite")
+from lowc.backends.nvptx import ring  # noqa: E402
+from lowc.backends.nvptx.module import emit_module  # noqa: E402
+from tests.backends.nvptx.tile_simulator import simulate  # noqa: E402
+
+ALONE = {"groups": 1, "stages": 3, "blocks": 2}
+TEAMS = {"groups": 1, "teams": 2, "stages": 3, "blocks": 1}
+
+
+def differs(kernel: Kernel, sizes: dict[str, int] | None = None, **changed: Any) -> int:
+    """In how many elements the emitted code's results are not those of ``kernel``."""
+    done, sizes = scheduled(kernel, **changed), sizes or {}
+    text, entries = emit_module(
+        Module("MACHINE", done.sizes, (*done.params, *done.sizes), (), (), (Launch(done, done.params),)), TARGET
+    )
+    generator = np.random.default_rng(0)
+    memory: dict[str, Any] = {}
+    for param in kernel.params:
+        count = max(0, evaluate(param.shape[0], sizes))
+        memory[param.name] = to_storage(generator.integers(-2, 3, count).astype(np.float32), param.dtype)
+    outs = [p for p in kernel.params if p.name in ("out", "turned")]
+    for out in outs:
+        memory[out.name][:] = to_storage(np.array([np.nan], np.float32), out.dtype)[0]
+    simulate(text, done, entries[done.name], memory, sizes)
+    found = np.concatenate([from_storage(memory[out.name], out.dtype) for out in outs])
+    return int((found != result(kernel, sizes)).sum())
+
+
+@pytest.mark.parametrize("form", ["nn", "nt", "tn", "tt"])
+def test_every_layout(form: str) -> None:
+    assert differs(product(72, 136, 72, form, dtype="f16"), tile=(64, 64), **ALONE) == 0
+    assert differs(product(136, 72, 72, form, dtype="f16"), tile=(128, 64), **TEAMS) == 0
+
+
+@pytest.mark.parametrize(
+    ("tile", "given"),
+    [
+        ((128, 128), {"groups": 2, "stages": 3, "blocks": 2}), ((64, 256), {**ALONE, "strips": 2}),
+        ((64, 192), {**TEAMS, "strips": 3}), ((64, 128), {**TEAMS, "strips": 1}), ((64, 64), {**TEAMS, "strips": 0}),
+        ((256, 64), {"groups": 2, "stages": 3}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_tiles_and_strips(tile: tuple[int, int], given: dict[str, Any]) -> None:
+    assert differs(product(136, 200, 136, "nn", dtype="f16", result="{s} * 2.0"), tile=tile, **given) == 0
+
+
+def test_stages_of_several_rounds_of_the_ring() -> None:
+    """A team that passes over more stages than the ring has."""
+    assert differs(product(256, 64, 640, "nt", dtype="f16"), tile=(64, 64), **TEAMS) == 0
+
+
+def test_a_team_that_does_not_wait_for_its_turn_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A phase modulo 2 is no order: without turns stages are multiplied that are not there yet."""
+    monkeypatch.setattr(ring.Ring, "await_turn", lambda self: None)
+    kernel = product(256, 64, 640, "nt", dtype="f16")
+    try:
+        wrong = differs(kernel, tile=(64, 64), **TEAMS)
+    except (AssertionError, TimeoutError):
+        return
+    assert wrong > 0
+
+
+def test_a_strip_that_is_written_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lowc.backends.nvptx import outlet
+
+    waited = outlet.Outlets.wait
+    monkeypatch.setattr(outlet.Outlets, "wait", lambda self, pending, what: waited(self, pending + 2 if what else pending, what))
+    assert differs(product(64, 256, 64, "nt", dtype="f16"), tile=(64, 256), **ALONE, strips=2) > 0
+
+
+def test_results_in_f32_and_by_threads() -> None:
+    text = print_kernel(product(72, 80, 64, dtype="f16"))
+    text = text.replace("out: f16[5760])", "out: f32[5760], turned: f32[5760])")
+    kernel = parse_kernel(text.replace("out[i*80 + j] = f16(s + f32(bias[j]))", "out[i*80 + j] = s\nturned[j*72 + i] = s"))
+    assert differs(kernel, tile=(64, 64), **ALONE) == 0
+    assert differs(kernel, tile=(64, 64), **TEAMS) == 0
+
+
+def test_batches_and_sizes_of_the_call() -> None:
+    assert differs(product(72, 72, 40, "nn", batch=3, dtype="f16"), tile=(64, 64), **TEAMS) == 0
+    kernel = product("m", 72, 72, "nt", dtype="f16")
+    for m in (1, 130):
+        assert differs(kernel, {"m": m}, tile=(64, 64), **TEAMS) == 0

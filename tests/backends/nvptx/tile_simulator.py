@@ -1,0 +1,394 @@
+"""Kernels on tensor cores on the CPU: threads of this process, with barriers in shared memory, the engine that copies, and wgmma.
+
+Everything asynchronous happens as late as it may: a copy once somebody waits for it (its tile is NaN until then), a store once
+the thread that started it waits, a multiplication at the wait after the next one.  So what is read, written or released too early
+shows.
+"""
+
+import ctypes
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lowc.artifact import Entry, TensorMap
+from lowc.backends.llvm import toolchain
+from lowc.ir.index import evaluate
+from lowc.ir.nodes import Kernel
+from lowc.ir.types import DTYPES
+
+PATIENCE = 100.0  # seconds, on a machine that others use
+NARROW = {
+    "bf16": lambda raw: (raw.astype(np.uint32) << 16).view(np.float32),
+    "f16": lambda raw: raw.view(np.float16).astype(np.float32),
+}
+ASM = re.compile(r'(%\w+) = call (\{[^}]*\}) asm sideeffect "([^"]*)", "[^"]*"\((.*)\) convergent nounwind')
+
+
+def swizzled(offset: Any) -> Any:
+    """Where a byte at ``offset`` lies: 16-byte pieces of a line of 128 bytes change places by the number of the line modulo 8."""
+    return offset ^ ((offset >> 7 & 7) << 4)
+
+
+class Barrier:
+    """In shared memory: a phase ends when ``count`` have come and no bytes are missing."""
+
+    def __init__(self, count: int) -> None:
+        self.count = self.missing = count
+        self.phase = self.bytes = 0
+        self.copies: list[Any] = []
+
+    def step(self) -> None:
+        if self.missing == 0 and self.bytes == 0:
+            self.phase, self.missing = self.phase + 1, self.count
+
+
+class Machine:
+    """What the threads of a block share."""
+
+    barriers: dict[int, Barrier]
+    snapshots: dict[tuple[int, int], list[Any]]
+    sizes: Mapping[str, int]
+    params: list[Any]
+
+    def __init__(self, threads: int, maps: tuple[TensorMap, ...], texts: list[str]) -> None:
+        self.threads, self.maps, self.texts = threads, maps, texts
+        self.local = threading.local()
+        self.changed = threading.Condition()
+        self.named: dict[int, list[int]] = {}
+        self.warps = [threading.Barrier(32) for _ in range(threads // 32)]
+        self.groups = [threading.Barrier(128) for _ in range(threads // 128)]
+        self.words = [0] * threads
+        self.number = 0
+        self.failed: list[BaseException] = []
+
+    def begin(self, number: int) -> None:
+        self.number, self.barriers, self.named, self.snapshots = number, {}, {}, {}
+
+    def found(self, base: int, size: int) -> None:
+        self.base = base
+        self.shared = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(base))
+
+    def wait_for(self, holds: Any) -> None:
+        if not self.changed.wait_for(holds, PATIENCE):
+            raise TimeoutError("a thread waits for ever")
+
+    # barriers
+
+    def meet(self, number: int, count: int, waits: bool) -> None:
+        with self.changed:
+            state = self.named.setdefault(number, [0, 0])
+            state[0] += 1
+            generation = state[1]
+            if state[0] == count:
+                state[0], state[1] = 0, generation + 1
+                self.changed.notify_all()
+            elif waits:
+                self.wait_for(lambda: state[1] != generation)
+
+    def shuffle(self, value: int, source: int) -> int:
+        me = self.local.thread
+        self.words[me] = value
+        self.warps[me // 32].wait(PATIENCE)
+        found = self.words[me // 32 * 32 + source]
+        self.warps[me // 32].wait(PATIENCE)
+        return found
+
+    def init(self, at: int, count: int) -> None:
+        self.barriers[at] = Barrier(count)
+
+    def arrive(self, at: int, size: int) -> int:
+        with self.changed:
+            barrier = self.barriers[at]
+            barrier.bytes += size
+            barrier.missing -= 1
+            assert barrier.missing >= 0, "more have come than should"
+            barrier.step()
+            self.changed.notify_all()
+        return 0
+
+    def try_wait(self, at: int, parity: int) -> bool:
+        with self.changed:
+            barrier = self.barriers[at]
+            if barrier.phase & 1 == parity:
+                if barrier.missing == 0 and barrier.copies:
+                    for copy in barrier.copies:
+                        barrier.bytes -= copy()
+                    barrier.copies = []
+                    barrier.step()
+                    self.changed.notify_all()
+                else:
+                    self.changed.wait(1.0)
+            return barrier.phase & 1 != parity
+
+    # copies
+
+    def places(self, number: int, starts: tuple[int, ...]) -> tuple[Any, Any, Any]:
+        """Of a box: the tensor's elements, where each of the box's is among them, and whether it is inside."""
+        map_, sizes = self.maps[number], self.sizes
+        width = DTYPES[map_.dtype].bytes
+        grid = np.meshgrid(*[np.arange(n) + s for n, s in zip(reversed(map_.box), reversed(starts), strict=True)], indexing="ij")
+        extents = [evaluate(n, sizes) for n in map_.sizes]
+        strides = [width, *(evaluate(n, sizes) for n in map_.strides)]
+        assert all(s % 16 == 0 for s in strides[1:])
+        inside = np.ones(grid[0].shape, bool)
+        place = np.full(grid[0].shape, evaluate(map_.offset, sizes))
+        for coordinate, extent, stride in zip(reversed(grid), extents, strides, strict=True):
+            inside &= (coordinate >= 0) & (coordinate < extent)
+            place = place + coordinate * stride
+        return self.params[map_.param], np.where(inside, place, 0).ravel() // width, inside.ravel()
+
+    def lines(self, at: int, count: int, width: int) -> Any:
+        """Bytes of shared memory of ``count`` elements of a box at ``at``."""
+        return swizzled(at - self.base + np.arange(count * width)).reshape(count, width)
+
+    def load(self, number: int, to: int, at: int, *starts: int) -> None:
+        data, place, inside = self.places(number, starts)
+        lines = self.lines(to, len(place), data.itemsize)
+        self.shared[lines] = 0xFF  # NaN
+
+        def copy() -> int:
+            values = np.where(inside, data.view(f"u{data.itemsize}")[place], 0).astype(f"u{data.itemsize}")
+            self.shared[lines] = values.view(np.uint8).reshape(lines.shape)
+            return lines.size
+
+        with self.changed:
+            self.barriers[at].copies.append(copy)
+            self.changed.notify_all()
+
+    def store(self, number: int, source: int, *starts: int) -> None:
+        data, place, inside = self.places(number, starts)
+        lines = self.lines(source, len(place), data.itemsize)
+
+        def copy() -> None:
+            values = np.ascontiguousarray(self.shared[lines]).view(f"u{data.itemsize}").ravel()
+            data.view(f"u{data.itemsize}")[place[inside]] = values[inside]
+
+        self.local.stores.append(copy)
+
+    def commit(self) -> None:
+        self.local.groups.append(self.local.stores)
+        self.local.stores = []
+
+    def drained(self, pending: int) -> None:
+        while len(self.local.groups) > pending:
+            for copy in self.local.groups.pop(0):
+                copy()
+
+    # products
+
+    def multiply(self, number: int, sums: int, a: int, b: int, adds: int) -> None:
+        self.groups[self.local.thread // 128].wait(PATIENCE)  # none of its warps multiplies without the others
+        self.finish(number, sums)
+        self.local.pending = (number, a, b, adds)
+
+    def seen(self) -> Any:
+        """Shared memory as a group of 128 threads multiplies it: at once for all, when the first of them waits for it."""
+        key = (self.local.thread // 128, self.local.steps)
+        self.local.steps += 1
+        with self.changed:
+            if key not in self.snapshots:
+                self.snapshots[key] = [self.shared.copy(), 128]
+            found = self.snapshots[key]
+            found[1] -= 1
+            if not found[1]:
+                del self.snapshots[key]
+        return found[0]
+
+    def finish(self, number: int, sums: int) -> None:
+        if self.local.pending is None:
+            return
+        number, a, b, adds = self.local.pending
+        self.local.pending = None
+        shared = self.seen()
+        text = self.texts[number]
+        (count,) = map(int, re.findall(r"mov\.b64 b, \$(\d+);", text))
+        out = np.ctypeslib.as_array((ctypes.c_float * (count // 2)).from_address(sums))
+        held: dict[str, int] = {f"${count - 1}": a, f"${count}": b}
+        for line in text.split(";"):
+            words = re.findall(r"[\w$.]+", line)
+            if words[:1] == ["add.s64"]:
+                held[words[1]] = held[words[2]] + int(words[3])
+            elif words[:1] == ["mov.b64"]:
+                held[words[1]] = held[words[2]]
+            elif words[:1] and words[0].startswith("wgmma.mma_async"):
+                registers = [int(r[1:]) for r in re.findall(r"\$\d+", line.partition("{")[2].partition("}")[0])]
+                left, right, keeps, _, _, across_a, across_b = re.findall(r"[\w$.]+", line.partition("}")[2])
+                kind = words[0].rsplit(".", 1)[1]
+                mine = self.part(shared, held[left], held[right], int(across_a), int(across_b), kind, 2 * len(registers))
+                first, last = registers[0], registers[-1] + 1
+                out[first:last] = mine + (out[first:last] if keeps == "1" or adds else 0)
+
+    def part(self, shared: Any, a: int, b: int, across_a: int, across_b: int, kind: str, columns: int) -> Any:
+        """A thread's sums of 64 x ``columns``, 16 deep."""
+        t, k = self.local.thread % 128, np.arange(16)
+        rows = t // 32 * 16 + t % 32 // 4 + np.array([0, 8])
+        cols = (np.arange(columns // 8)[:, None] * 8 + t % 4 * 2 + np.arange(2)).ravel()
+        left = self.elements(shared, a, rows, k, across_a, kind)
+        right = self.elements(shared, b, cols, k, across_b, kind)
+        sums = left @ right.T  # [2 rows, columns / 4]
+        return sums.reshape(2, columns // 8, 2).transpose(1, 0, 2).ravel()
+
+    def elements(self, shared: Any, descriptor: int, across: Any, k: Any, sideways: int, kind: str) -> Any:
+        at, leading, unit = ((descriptor >> n & 0x3FFF) << 4 for n in (0, 16, 32))
+        assert descriptor >> 62 & 3 == 1
+        at = (at - self.base) % (1 << 18)
+        p, d = across[:, None], k[None, :]
+        if sideways:
+            place = at + p // 64 * leading + d // 8 * unit + d % 8 * 128 + p % 64 * 2
+        else:
+            place = at + p // 8 * unit + p % 8 * 128 + d * 2
+        place = swizzled(place)
+        raw = shared[place].astype(np.uint16) | shared[place + 1].astype(np.uint16) << 8
+        return NARROW[kind](raw)
+
+
+def translated(text: str, shared: int) -> tuple[str, list[str]]:
+    """The module for the CPU, and the assembly of each multiplication."""
+    texts: list[str] = []
+
+    def through(found: "re.Match[str]") -> str:
+        name, type_, asm, given = found.groups()
+        count, args = type_.count("float"), given.split(", ")
+        lines = [f"{name}.a = alloca [{count} x float]"]
+        for n, value in enumerate(args[:count]):
+            lines += [f"{name}.p{n} = getelementptr float, ptr {name}.a, i64 {n}", f"store {value}, ptr {name}.p{n}"]
+        rest = args[count:]
+        if rest:
+            rest += ["i32 1"] if len(rest) == 2 else []
+            lines.append(f"call void @sim_multiply(i32 {len(texts)}, ptr {name}.a, {', '.join(rest)})")
+        else:
+            lines.append(f"call void @sim_finish(i32 {len(texts)}, ptr {name}.a)")
+        texts.append(asm)
+        before = "undef"
+        for n in range(count):
+            after = name if n == count - 1 else f"{name}.r{n}"
+            lines.append(f"{name}.l{n} = load float, ptr {name}.p{n}")
+            lines.append(f"{after} = insertvalue {type_} {before}, float {name}.l{n}, {n}")
+            before = after
+        return "\n  ".join(lines)
+
+    text = ASM.sub(through, text)
+    text = re.sub(r'call i32 asm "mov\.b32 \$0, (\d+);", "=r"\(\)', r"add i32 \1, 0", text)
+    text = re.sub(r"addrspacecast ptr addrspace\(3\) (%\S+) to ptr addrspace\(7\)", r"getelementptr i8, ptr \1, i32 0", text)
+    text = re.sub(r" addrspace\([137]\)", "", text).replace("ptx_kernel ", "")
+    text = re.sub(r' byval\(\[128 x i8\]\) align 64 "nvvm.grid_constant"', "", text)
+    text = re.sub(r'"nvvm\.\w+"="[^"]*" ', "", text)
+    text = re.sub(r"call range\([^)]*\) ", "call ", text)
+    text = text.replace("@lowc_shared = external global [0 x i8]", f"@lowc_shared = internal global [{shared} x i8] undef")
+    text = text.replace("entry:\n", f"entry:\n  call void @sim_found(ptr @lowc_shared, i32 {shared})\n", 1)
+    names = {
+        "read.ptx.sreg.tid.x": "tid",
+        "read.ptx.sreg.ctaid.x": "block",
+        "shfl.sync.idx.i32": "shuffle",
+        "barrier.cta.sync.aligned.count": "sync",
+        "barrier.cta.arrive.aligned.count": "come",
+        "barrier.cta.sync.aligned.all": "all",
+        "mbarrier.init.shared": "init",
+        "mbarrier.try.wait.parity.scope.cta.space.cta": "try",
+        "mbarrier.arrive.expect.tx.scope.cta.space.cta": "arrive",
+        "mbarrier.arrive.scope.cta.space.cta": "release",
+        "cp.async.bulk.commit.group": "commit",
+        "cp.async.bulk.wait.group.read": "drained",
+        "cp.async.bulk.wait.group": "drained",
+        "fence.proxy.async.shared_cta": "fence",
+        "fence.mbarrier_init.release.cluster": "fence",
+        "setmaxnreg.dec.sync.aligned.u32": "registers",
+        "setmaxnreg.inc.sync.aligned.u32": "registers",
+    }
+    for name, short in names.items():
+        text = re.sub(rf"@llvm\.nvvm\.{re.escape(name)}\(", f"@sim_{short}(", text)
+    text = re.sub(r"@llvm\.nvvm\.cp\.async\.bulk\.tensor\.(g2s|s2g)\.tile\.(\d)d\(", r"@sim_\1_\2(", text)
+    declared: list[str] = []
+    for line in text.splitlines():
+        if not (line.startswith("declare") and line in declared):
+            declared.append(line)
+    extra = "declare void @sim_found(ptr, i32)\ndeclare void @sim_multiply(i32, ptr, i64, i64, i32)\n"
+    extra += "declare void @sim_finish(i32, ptr)\n"
+    return extra + "\n".join(declared), texts
+
+
+def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], sizes: Mapping[str, int]) -> None:
+    """Runs ``kernel`` over ``memory``; raises what a thread raises."""
+    import llvmlite.binding as llvm
+
+    code, texts = translated(text, entry.shared)
+    threads = entry.threads[0]
+    m = Machine(threads, entry.maps, texts)
+    m.sizes, m.params = sizes, [memory[p.name] for p in kernel.params]
+    word, wide, place = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+
+    def guarded(function: Any, otherwise: Any = None) -> Any:
+        def call(*args: Any) -> Any:
+            try:
+                if m.failed:
+                    raise SystemExit
+                return function(*args)
+            except BaseException as problem:
+                m.failed.append(problem)
+                with m.changed:
+                    m.changed.notify_all()
+                return otherwise
+
+        return call
+
+    def made(result: Any, args: list[Any], function: Any, otherwise: Any = None) -> Any:
+        return ctypes.CFUNCTYPE(result, *args)(guarded(function, otherwise))
+
+    functions: dict[str, Any] = {
+        "sim_found": made(None, [place, word], m.found),
+        "sim_tid": made(word, [], lambda: m.local.thread, 0),
+        "sim_block": made(word, [], lambda: m.number, 0),
+        "sim_shuffle": made(word, [word] * 4, lambda mask, value, source, clamp: m.shuffle(value, source), 0),
+        "sim_init": made(None, [place, word], m.init),
+        "sim_sync": made(None, [word, word], lambda n, count: m.meet(n, count, True)),
+        "sim_come": made(None, [word, word], lambda n, count: m.meet(n, count, False)),
+        "sim_all": made(None, [word], lambda n: m.meet(-1, threads, True)),
+        "sim_try": made(ctypes.c_bool, [place, word], m.try_wait, True),
+        "sim_arrive": made(wide, [place, word], m.arrive, 0),
+        "sim_release": made(wide, [place, word], lambda at, count: m.arrive(at, 0), 0),
+        "sim_commit": made(None, [], m.commit),
+        "sim_drained": made(None, [word], m.drained),
+        "sim_fence": made(None, [], lambda: None),
+        "sim_registers": made(None, [word], lambda n: None),
+        "sim_multiply": made(None, [word, place, wide, wide, word], m.multiply),
+        "sim_finish": made(None, [word, place], m.finish),
+    }
+    for rank in range(2, 6):
+        last = [ctypes.c_int16, wide, ctypes.c_bool, ctypes.c_bool, word]
+        functions[f"sim_g2s_{rank}"] = made(
+            None, [place, place, place, *[word] * rank, *last],
+            lambda to, at, map_, *rest, rank=rank: m.load((map_ or 0) - 1, to, at, *rest[:rank]),
+        )  # fmt: skip
+        functions[f"sim_s2g_{rank}"] = made(
+            None, [place, place, *[word] * rank, wide, ctypes.c_bool],
+            lambda source, map_, *rest, rank=rank: m.store((map_ or 0) - 1, source, *rest[:rank]),
+        )  # fmt: skip
+    imports = {n: ctypes.cast(f, ctypes.c_void_p).value or 0 for n, f in functions.items()}
+    features = ",".join(f"+{f}" for f, on in llvm.get_host_cpu_features().items() if on)
+    library = toolchain.Library(toolchain.emit_object(code, llvm.get_host_cpu_name(), features, 1), (entry.symbol,), imports)
+    error = ctypes.c_int64(0)
+    args = [a.ctypes.data for a in m.params] + [sizes[s.name] for s in kernel.sizes] + [ctypes.addressof(error), 5]
+    args += [n + 1 for n in range(len(entry.maps))]
+    function = ctypes.CFUNCTYPE(None, *[wide] * len(args))(library.address(entry.symbol))
+
+    def thread(number: int) -> None:
+        m.local.thread, m.local.stores, m.local.groups, m.local.pending, m.local.steps = number, [], [], None, 0
+        function(*args)
+
+    before = threading.stack_size(512 << 10)
+    for block in range(int(evaluate(entry.grid, sizes))):
+        m.begin(block)
+        workers = [threading.Thread(target=thread, args=(n,), daemon=True) for n in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(PATIENCE)
+        if m.failed:
+            break
+    threading.stack_size(before)
+    real = [f for f in m.failed if not isinstance(f, SystemExit)]
+    if real:
+        raise real[0]
