@@ -12,7 +12,7 @@ from lowc.options import Options
 from lowc.target import Target
 
 ROWS = range(2, 65)  # rows of the left factor …
-WEIGHTS = 1 << 19  # … and elements of the right one, from which on the call of ATen itself is no part of the time
+WEIGHTS = 1 << 18  # … and elements of the right one, from which on the call of ATen itself is no part of the time
 NARROW = 256  # columns, and depth, below which no run of weights is long enough
 
 
