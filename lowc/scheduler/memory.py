@@ -14,23 +14,18 @@ used, the workspace is made smaller, and large temps beyond its end are tensors 
     live temps          ##      ##    ### ###        so the third is a tensor of its own, made when it is needed
 """
 
-import re
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from lowc.ir import arithmetic
 from lowc.ir.index import Index, Symbol, atoms, constant, ix, prove_nonneg
-from lowc.ir.nodes import Buffer, Extern, Kernel, Launch, Module
-from lowc.ir.ops import REDUCERS
-from lowc.ir.printer import print_kernel
-from lowc.ir.types import DTYPES
-from lowc.ir.walk import names, storage_size
+from lowc.ir.nodes import Buffer, Extern, Launch, Module
+from lowc.ir.walk import storage_size
 from lowc.options import Options
+from lowc.scheduler.equal import share_kernels
 from lowc.scheduler.nest import estimate, output_buffers, prune, returned, step_reads, step_writes
 from lowc.target import Target
 
-TOKEN = re.compile(r"[A-Za-z_][\w.]*|[^A-Za-z_]+")
-WORDS = {*REDUCERS, *DTYPES, "for", "in", "if", "acc", "alloc", "min", "max", "idx", "inf", "nan", "true", "false"}
 ALIGN = 64  # bytes; a cache line, and the widest vector
 LARGE = 1 << 16  # bytes; smaller temps always go to the workspace, which costs a call nothing
 SLACK = 0.02  # of the peak; to save less than that, no temp leaves the workspace
@@ -41,7 +36,7 @@ def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with ``placed`` and ``workspace`` filled in and one Kernel object for launches of equal text."""
     module = prune(module, module.steps)
     placed, workspace = _plan(module)
-    steps = _share_kernels(module)
+    steps = share_kernels(module)
     return Module(
         "BUFFERED", module.symbols, module.inputs, module.temps, module.outputs, steps, placed, workspace
     )
@@ -213,47 +208,3 @@ def _reads(step: Launch | Extern) -> list[Buffer]:
 
 def _writes(step: Launch | Extern) -> list[Buffer]:
     return [] if isinstance(step, Launch) else step_writes(step)
-
-
-def _share_kernels(module: Module) -> tuple[Launch | Extern, ...]:
-    """Launches of kernels that print alike, but for names of kernel and params, share the first of them."""
-    known: dict[str, Kernel] = {}
-    steps: list[Launch | Extern] = []
-    used: set[str] = set()
-    for step in module.steps:
-        if not isinstance(step, Launch):
-            steps.append(step)
-            continue
-        text = _shape_of(step.kernel)
-        kernel = known.get(text)
-        if kernel is None:
-            kernel = known[text] = _renamed(step.kernel, used)
-        steps.append(Launch(kernel, step.args, step.origin))
-    return tuple(steps)
-
-
-def _shape_of(kernel: Kernel) -> str:
-    """The text of ``kernel`` with the names bound in it numbered by their place."""
-    text = print_kernel(kernel)
-    order: dict[str, str] = {}
-    out: list[str] = []
-    bound = {kernel.name, *(p.name for p in kernel.params)} | names(kernel.body)
-    if bound & WORDS:
-        return text
-    tokens = [*TOKEN.findall(text), ""]
-    for number, token in enumerate(tokens):
-        # A buffer may be called like an op, which is followed by "("; so is the kernel's name, the third token.
-        if token in bound and (number < 3 or not tokens[number + 1].startswith("(")):
-            token = order.setdefault(token, f"%{len(order)}")
-        out.append(token)
-    return "".join(out)
-
-
-def _renamed(kernel: Kernel, used: set[str]) -> Kernel:
-    """``kernel`` under a name that no other kernel has."""
-    name, number = kernel.name, 1
-    while name in used:
-        number += 1
-        name = f"{kernel.name}_{number}"
-    used.add(name)
-    return kernel if name == kernel.name else Kernel(name, kernel.params, kernel.sizes, kernel.body)

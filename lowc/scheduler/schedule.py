@@ -14,6 +14,7 @@ from lowc.options import Options
 from lowc.scheduler import apply_simt, cascade, choose_contraction, choose_simt, choose_tensor_cores, contract
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
+from lowc.scheduler.equal import share_kernels
 from lowc.scheduler.nest import expand_kernels, map_kernels
 from lowc.scheduler.rename import fresh
 from lowc.scheduler.versions import versions
@@ -32,7 +33,7 @@ def run(module: Module, target: Target, options: Options) -> Module:
         kernel = tiled or scheduled(kernel, choose(kernel, target, options.threads))
         return scheduled(kernel, cascade.choose(kernel))
 
-    return with_params(map_kernels(module, each))
+    return with_params(map_kernels(replace(module, steps=share_kernels(module)), each))
 
 
 def with_params(module: Module) -> Module:
