@@ -93,7 +93,7 @@ def ptx(program: Any, gpu: str, options: Options | None = None) -> bytes:
     from lowc.lowering.table import TABLE
     from lowc.trace import Trace
 
-    options = replace(options or Options(), strict_errors=True)
+    options = (options or Options())._replace(strict_errors=True)
     graph = on_gpu(program_graph(program, "model", TABLE.keys()).graph)
     return compiler.cross_compile(graph, target_of(model(gpu)), options, Trace()).code
 
@@ -121,7 +121,7 @@ def compile_program(
     from lowc.lowering.table import TABLE
 
     levels = ordered(levels)
-    options = replace(options or Options(), matmul="own", isa="auto", strict_errors=True)
+    options = (options or Options())._replace(matmul="own", isa="auto", strict_errors=True)
     steps, tell = len(levels) + 2, report or (lambda what, done, of: None)
     with collection_paused():
         tell("export", 0, steps)
