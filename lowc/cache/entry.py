@@ -46,7 +46,7 @@ def read(content: bytes) -> tuple[str, dict[str, bytes]]:
         (length,) = struct.unpack_from("<Q", body)
         head: dict[str, Any] = json.loads(bytes(body[8 : 8 + length]))
         parts = [("key", int(head["key"])), *((str(name), int(size)) for name, size in head["sections"])]
-    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise Damaged(f"its head cannot be read: {error}") from error
     found: list[tuple[str, bytes]] = []
     place = 8 + length

@@ -20,18 +20,25 @@ _SPARE = 8
 class Model:
     """A loaded artifact.  ``level``: which of its codes runs.  ``inputs`` and ``outputs`` say what a call takes and returns.
 
-    Calls may be made from several threads at once; native code runs without the interpreter's lock.
+    Calls may be made from several threads at once; native code runs without the interpreter's lock.  A pickle of it, for another
+    process, is the path of its file and a checksum; unpickling loads the file, and raises LowcError if it is gone or another.
     """
 
     def __init__(
-        self, manifest: Manifest, code: Code, constants: Sequence[np.ndarray], run: Callable[[Any], int], kept: Sequence[object]
+        self,
+        manifest: Manifest,
+        code: Code,
+        constants: Sequence[np.ndarray],
+        run: Callable[[Any], int],
+        kept: Sequence[object],
+        again: "tuple[Callable[..., Model], tuple[Any, ...]] | None" = None,
     ) -> None:
         """``code``: that of ``run``, the native function.  ``constants``: the weights in order.  ``kept``: what has to live as
-        long as that."""
+        long as that.  ``again``: a function and its arguments that give this model in another process, if there is one."""
         self.manifest, self.code, self.level = manifest, code, code.level
         self.name = manifest.name
         self.inputs, self.outputs = manifest.inputs, manifest.outputs
-        self._run, self._kept = run, (*kept, *constants)
+        self._run, self._kept, self._again = run, (*kept, *constants), again
         self._slots = ctypes.c_int64 * max(len(code.slots), 1)
         # what is in the slots of every call, and which are left to fill
         self._fixed = self._slots(*(constants[n].ctypes.data if kind == "weight" else 0 for kind, n in code.slots))
@@ -41,6 +48,15 @@ class Model:
     def __repr__(self) -> str:
         inputs = ", ".join(f"{t.name}: {t.dtype}{list(t.shape)}" for t in self.inputs)
         return f"<lowc model {self.name}({inputs}), {self.level}>"
+
+    def __reduce__(self) -> "tuple[Callable[..., Model], tuple[Any, ...]]":
+        """Raises TypeError for a model that is in no file."""
+        if self._again is None:
+            raise TypeError(
+                f"the model {self.name} is in no file, by whose path it could be pickled: save the package, and pickle what "
+                "lowc.load gives for that file"
+            )
+        return self._again
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """The results for ``args`` (numpy arrays, or torch tensors, in order or by name) as the model returned them: arrays, or
