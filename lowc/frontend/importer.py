@@ -103,7 +103,7 @@ def _input(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> Input:
     if isinstance(value, torch.SymFloat):
         env[node] = floats.Float(Ref(node.name))
         return Input(node.name, floats.SCALAR)
-    if value is None:
+    if value is None or not node.users:  # torch.export has written down what a float or a string was
         env[node] = None
         return Input(node.name, None)
     raise Unsupported(f"input {node.name} is a {type(value).__name__}")
