@@ -12,7 +12,6 @@ one, and ``options.check`` raises it, too.
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -224,7 +223,7 @@ def _compile_gpu(
     from lowc.runtime.cuda import program
 
     if options.dump:
-        options = replace(options, dump=trace.dump_dir)  # code that is rejected goes beside the graph's own files
+        options = options._replace(dump=trace.dump_dir)  # code that is rejected goes beside the graph's own files
     artifact = _gpu_artifact(module, target, options, trace)
     return artifact, lambda made, constants: program.bind(made, walker.address(), index, constants, options)
 

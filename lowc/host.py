@@ -1,9 +1,8 @@
 """A host program as plain data: what ``runtime.host`` writes, the cache keeps, and ``runtime.program`` runs."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 
-@dataclass(slots=True)
 class Host:
     """The host program: its Python ``source``, and the free names of that beyond ``runtime.host.HELPERS`` and the dtypes.
 
@@ -13,10 +12,23 @@ class Host:
     order.  ``slots``: how many there are.
     """
 
-    source: str = ""
-    slots: int = 0
-    natives: dict[str, str] = field(default_factory=dict)
-    ops: dict[str, tuple[str, int]] = field(default_factory=dict)
-    into: dict[str, tuple[str, int]] = field(default_factory=dict)
-    literals: dict[str, str | float | complex] = field(default_factory=dict)
-    constants: tuple[str, ...] = ()
+    __slots__ = ("constants", "into", "literals", "natives", "ops", "slots", "source")
+
+    def __init__(
+        self,
+        source: str = "",
+        slots: int = 0,
+        natives: Mapping[str, str] | None = None,
+        ops: Mapping[str, tuple[str, int]] | None = None,
+        into: Mapping[str, tuple[str, int]] | None = None,
+        literals: Mapping[str, str | float | complex] | None = None,
+        constants: tuple[str, ...] = (),
+    ) -> None:
+        self.source, self.slots, self.constants = source, slots, constants
+        self.natives = dict(natives or {})
+        self.ops = dict(ops or {})
+        self.into = dict(into or {})
+        self.literals = dict(literals or {})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Host) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)

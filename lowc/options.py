@@ -6,7 +6,6 @@ The cache's keys have every option whose ``Row.code`` is true, and no other.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from lowc.errors import OptionError
@@ -43,9 +42,8 @@ ROWS: tuple[Row, ...] = (
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The value of every row, by name."""
+class Options(NamedTuple):
+    """The value of every row, by name.  (Like all that a warm start imports, no dataclass: making one takes a millisecond.)"""
 
     isa: str = "auto"
     threads: bool = True
@@ -91,7 +89,7 @@ def with_stream(options: Options, graph: str) -> Options:
     the backward pass has used them."""
     if options.stream != "auto":
         return options
-    return replace(options, stream="caller" if graph in ("forward", "backward") else "own")
+    return options._replace(stream="caller" if graph in ("forward", "backward") else "own")
 
 
 def from_text(row: Row, text: str) -> bool | int | str:

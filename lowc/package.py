@@ -93,7 +93,7 @@ def ptx(program: Any, gpu: str, options: Options | None = None) -> bytes:
     from lowc.lowering.table import TABLE
     from lowc.trace import Trace
 
-    options = replace(options or Options(), strict_errors=True)
+    options = (options or Options())._replace(strict_errors=True)
     graph = on_gpu(program_graph(program, "model", TABLE.keys()).graph)
     return compiler.cross_compile(graph, target_of(model(gpu)), options, Trace()).code
 
@@ -121,7 +121,7 @@ def compile_program(
     from lowc.lowering.table import TABLE
 
     levels = ordered(levels)
-    options = replace(options or Options(), matmul="own", isa="auto", strict_errors=True)
+    options = (options or Options())._replace(matmul="own", isa="auto", strict_errors=True)
     steps, tell = len(levels) + 2, report or (lambda what, done, of: None)
     with collection_paused():
         tell("export", 0, steps)
@@ -267,7 +267,7 @@ def _manifest(exported: "Exported", name: str, options: Options) -> manifest.Man
     return manifest.Manifest(
         name,
         tuple(_symbol(symbol, given) for symbol in graph.symbols),
-        tuple(_tensor(i.name, i.meta) for i in given),
+        tuple(_number(i.name, i.meta) if isinstance(i.meta, Index) else _tensor(i.name, i.meta) for i in given),
         tuple(_tensor(i.name, i.meta, key) for i, key in zip(fixed, exported.weights, strict=True)),
         tuple(outputs),
         exported.returns,
@@ -285,11 +285,17 @@ def _tensor(name: str, meta: object, key: str = "") -> manifest.Tensor:
     return manifest.Tensor(name, meta.dtype.name, _trees(meta.shape), _trees(meta.strides), key)
 
 
+def _number(name: str, meta: Index) -> manifest.Tensor:
+    """An input that is an integer: 0-d, for the caller who has arrays."""
+    return manifest.Tensor(name, "i64", (), (), value=_tree(meta))
+
+
 def _symbol(symbol: Symbol, given: Sequence[Input]) -> manifest.Symbol:
-    """Where the size ``symbol`` is found: factor * symbol + added is a dimension of an input."""
+    """Where the size ``symbol`` is found: factor * symbol + added is a dimension of an input, or an input that is an integer."""
     for number, each in enumerate(given):
-        assert isinstance(each.meta, TensorMeta)
-        for dim, extent in enumerate(each.meta.shape):
+        extents = enumerate(each.meta.shape) if isinstance(each.meta, TensorMeta) else ((manifest.ITSELF, each.meta),)
+        for dim, extent in extents:
+            assert isinstance(extent, Index)
             factor, rest = split(extent, symbol)
             scale, added = constant(factor), constant(rest)
             if scale and scale > 0 and added is not None:
@@ -302,9 +308,10 @@ def _symbol(symbol: Symbol, given: Sequence[Input]) -> manifest.Symbol:
 def _slots(names: Sequence[str], module: Module, exported: "Exported") -> tuple[tuple[str, int], ...]:
     """What each slot of the native call holds, as the manifest says it."""
     places: dict[str, tuple[str, int]] = {"workspace": ("workspace", 0)}
-    buffers = [each.name for each in module.inputs if isinstance(each, Buffer)]
     count = len(exported.inputs)
-    places |= {name: ("input", n) if n < count else ("weight", n - count) for n, name in enumerate(buffers)}
+    for n, each in enumerate(module.inputs):
+        if isinstance(each, Buffer):
+            places[each.name] = ("input", n) if n < count else ("weight", n - count)
     for number, output in enumerate(module.outputs):
         if isinstance(output, View):
             places[output.buffer.name] = ("output", number)

@@ -121,10 +121,10 @@ def found(folder: Folder, key: str, graph: Graph, constants: Sequence[Any], opti
 
 
 def _bound(stored: "Stored", graph: Graph, constants: Sequence[Any], options: Options) -> "Program":
-    kind, _, index = device_of(graph).partition(":")
-    if kind == "cuda":
+    if "walker" in stored.sections:
         from lowc.runtime.cuda import program as gpu
 
+        index = device_of(graph).partition(":")[2]
         walker = _walker(stored.sections["walker"]).address("walk")
         return gpu.bind(stored.artifact, walker, int(index or 0), constants, with_stream(options, graph.name))
     from lowc.runtime import openmp

@@ -19,21 +19,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
 
-@dataclass(slots=True)
 class Phase:
     """``seconds`` spent in ``calls`` runs of a named part of the compilation, those of ``inner`` phases
     included.
     """
 
-    name: str
-    seconds: float = 0.0
-    calls: int = 0
-    inner: dict[str, "Phase"] = field(default_factory=dict)
+    __slots__ = ("calls", "inner", "name", "seconds")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.seconds = 0.0
+        self.calls = 0
+        self.inner: dict[str, Phase] = {}
 
 
 class Trace:

@@ -3,7 +3,8 @@
     8 bytes    MAGIC, which has the number of the format
     32 bytes   SHA-256 of all that follows
     8 bytes    length of the head
-    head       JSON: {"key": text, "sections": [[name, bytes], ...]}
+    head       JSON: {"key": bytes, "sections": [[name, bytes], ...]}
+    key        text, in UTF-8 (as a string of JSON it would take as long to read as all the rest)
     sections   one behind the other
 
 Nothing of a file is looked at before its checksum is right, and nothing is handed out before the key in it is the one
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-MAGIC = b"lowc\x00\x00\x00\x01"
+MAGIC = b"lowc\x00\x00\x00\x02"
 _SUM = 32
 _BODY = len(MAGIC) + _SUM
 
@@ -27,8 +28,9 @@ class Damaged(Exception):
 
 def write(key: str, sections: Mapping[str, bytes]) -> bytes:
     """The file's content."""
-    head = json.dumps({"key": key, "sections": [[name, len(part)] for name, part in sections.items()]}).encode()
-    body = b"".join((struct.pack("<Q", len(head)), head, *sections.values()))
+    text = key.encode()
+    head = json.dumps({"key": len(text), "sections": [[name, len(part)] for name, part in sections.items()]}).encode()
+    body = b"".join((struct.pack("<Q", len(head)), head, text, *sections.values()))
     return MAGIC + sha256(body).digest() + body
 
 
@@ -43,19 +45,22 @@ def read(content: bytes) -> tuple[str, dict[str, bytes]]:
     try:
         (length,) = struct.unpack_from("<Q", body)
         head: dict[str, Any] = json.loads(bytes(body[8 : 8 + length]))
-        key, names = str(head["key"]), [(str(name), int(size)) for name, size in head["sections"]]
-    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+        parts = [("key", int(head["key"])), *((str(name), int(size)) for name, size in head["sections"])]
+    except (struct.error, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise Damaged(f"its head cannot be read: {error}") from error
-    sections: dict[str, bytes] = {}
+    found: list[tuple[str, bytes]] = []
     place = 8 + length
-    for name, size in names:
+    for name, size in parts:
         if size < 0 or place + size > len(body):
             raise Damaged(f"its section {name} is cut off")
-        sections[name] = bytes(body[place : place + size])
+        found.append((name, bytes(body[place : place + size])))
         place += size
     if place != len(body):
         raise Damaged("it has bytes that belong to no section")
-    return key, sections
+    try:
+        return found[0][1].decode(), dict(found[1:])
+    except UnicodeDecodeError as error:
+        raise Damaged(f"its key cannot be read: {error}") from error
 
 
 def expect(content: bytes, key: str) -> dict[str, bytes]:

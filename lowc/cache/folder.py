@@ -13,7 +13,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from threading import Lock
 from typing import NamedTuple
@@ -156,10 +156,19 @@ class Folder:
         """The name and the content of each sound entry."""
         for item in self.items():
             with suppress(OSError, entry.Damaged):
-                content = _content(item.path)
-                key, _ = entry.read(content)
-                if entry.name_of(key) == os.path.basename(item.path):
-                    yield entry.name_of(key), content
+                yield os.path.basename(item.path), _sound(item.path)
+
+    def damaged(self, items: Iterable[Item]) -> int:
+        """How many of ``items`` are there and cannot be used.  Those that another process has removed meanwhile do not count."""
+        count = 0
+        for item in items:
+            try:
+                _sound(item.path)
+            except FileNotFoundError:
+                continue
+            except (OSError, entry.Damaged):
+                count += 1
+        return count
 
     def evict(self) -> int:
         """Removes the entries that have not been used for longest, if all together are above the limit, and what killed processes
@@ -210,6 +219,15 @@ def _unsafe(found: os.stat_result) -> str:
     if found.st_uid not in (os.geteuid(), 0):
         return f"it belongs to another user ({found.st_uid})"
     return "others may write to it" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+
+
+def _sound(path: str) -> bytes:
+    """The content of an entry's file that has the name which its key gives it.  Raises OSError and Damaged."""
+    content = _content(path)
+    key, _ = entry.read(content)
+    if entry.name_of(key) != os.path.basename(path):
+        raise entry.Damaged("it is the entry of something else")
+    return content
 
 
 def _content(path: str) -> bytes:

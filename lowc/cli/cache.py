@@ -47,11 +47,9 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _folder(chosen: argparse.Namespace) -> "Folder":
     """The folder that would be used; with ``LOWC_CACHE=0`` as well, so that one can look and clear."""
-    from dataclasses import replace
-
     from lowc.cache.place import folder_of
 
-    options = replace(arguments.options(chosen), cache=True)
+    options = arguments.options(chosen)._replace(cache=True)
     folder = folder_of(options)
     if folder is None:
         raise LowcError("the cache is off: its limit is 0 MiB", hint="LOWC_CACHE_LIMIT, option cache_limit_mb")
@@ -67,6 +65,5 @@ def _info(folder: "Folder") -> None:
     if items:
         times = [datetime.fromtimestamp(item.used).strftime("%Y-%m-%d %H:%M") for item in (items[0], items[-1])]
         print(f"last used between {times[0]} and {times[1]}")
-    damaged = len(items) - sum(1 for _ in folder.contents())
-    if damaged:
+    if damaged := folder.damaged(items):
         print(f"{damaged} of them are damaged, or cannot be read")

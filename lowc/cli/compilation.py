@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -127,7 +127,7 @@ def _compiled(
     ``graph``."""
     from lowc import compiler
 
-    quiet = replace(options, dump="", time=False)
+    quiet = options._replace(dump="", time=False)
     if gpu is not None:
         artifact = compiler.cross_compile(shown, target_for(options, gpu), quiet, trace, len(constants))
         return artifact, {}, compiler.run_by_aten(graph, constants)
@@ -160,7 +160,7 @@ def target_for(options: Options, gpu: "Model | None") -> Target:
         return target_of(gpu)
     from lowc.backends import x86
 
-    return x86.detect(replace(options, isa="auto") if options.isa == "interp" else options)
+    return x86.detect(options._replace(isa="auto") if options.isa == "interp" else options)
 
 
 def schedule(graph: Graph, options: Options, target: Target) -> tuple[Module, Module, Module, Target]:

@@ -121,7 +121,8 @@ def _summary(made: "Package", output: str, weights: str, sizes: Sequence[int], s
     manifest = made.manifest
     about = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     for tensor in manifest.inputs:
-        about.add_row("input", escape(f"{tensor.name}: {tensor.dtype}[{_dims(tensor.shape)}]"))
+        what = f"{tensor.dtype}[{_dims(tensor.shape)}]" if tensor.value is None else f"an integer, {_dims([tensor.value])}"
+        about.add_row("input", escape(f"{tensor.name}: {what}"))
     for result in manifest.outputs:
         shape = f": {result.dtype}[{_dims(result.shape)}]" if hasattr(result, "dtype") else ": a size"  # type: ignore[union-attr]
         about.add_row("output", escape(result.name + shape))

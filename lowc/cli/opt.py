@@ -45,7 +45,7 @@ def run(chosen: argparse.Namespace) -> int:
         raise LowcError(f"unknown pass {', '.join(unknown)}", hint="passes are " + ", ".join(table))
     module = read(_text(chosen.file))
     verify_module(module, module.level)
-    options = replace(arguments.options(chosen), check=True)
+    options = arguments.options(chosen)._replace(check=True)
     target = target_for(options, arguments.gpu(chosen)) if names else None
     # Kernels from text do not know the module's buffers yet; every pass at LOOPS expects that they do.
     if module.level == "LOOPS" and names and names[0] != "attach":

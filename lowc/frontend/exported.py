@@ -40,8 +40,8 @@ _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """``graph``: its inputs are ``inputs`` (tensors of a call, by the user's names), then ``weights`` (by their names in the
-    model).  ``outputs``: names of the graph's outputs.  ``returns``: see ``standalone.manifest.Manifest``.
+    """``graph``: its inputs are ``inputs`` (tensors and integers of a call, by the user's names), then ``weights`` (by their
+    names in the model).  ``outputs``: names of the graph's outputs.  ``returns``: see ``standalone.manifest.Manifest``.
     ``conditions``: what sizes must be beyond their ranges, see ``guards``."""
 
     graph: Graph
@@ -126,7 +126,7 @@ def program_graph(program: torch.export.ExportedProgram, name: str, keep: Collec
     given, weights, targets = _sorted_inputs(program, graph, own)
     graph, weights = _dense(graph, given, weights)
     graph, outputs, returns = _results(graph, program)
-    metas = {i.name: i.meta for i in given if isinstance(i.meta, TensorMeta)}
+    metas = {i.name: i.meta for i in given}
     named = {targets[n]: w for n, w in weights.items()}
     return Exported(graph, tuple(metas), named, outputs, returns, conditions(guards, metas))
 
@@ -193,8 +193,9 @@ def _check_pure(gm: fx.GraphModule, signature: Any) -> None:
     for spec in signature.input_specs:
         if spec.kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN):
             raise LowcError(f"the program takes {spec.arg.name}, which is no tensor")
-        if isinstance(spec.arg, SymIntArgument) or not isinstance(spec.arg, TensorArgument | ConstantArgument):
-            raise LowcError(f"input {spec.arg.name} is a number, of which an artifact takes none", hint="pass a 0-d tensor")
+        if not isinstance(spec.arg, TensorArgument | SymIntArgument | ConstantArgument):
+            what = f"input {spec.arg.name} is neither a tensor nor an integer, and an artifact takes nothing else"
+            raise LowcError(what, hint="pass a 0-d tensor")
 
 
 def _sorted_inputs(
@@ -211,7 +212,7 @@ def _sorted_inputs(
         name = spec.arg.name
         if spec.kind in _WEIGHTS and name in used:
             weights[name], targets[name] = _value(program, spec), str(spec.target)
-        elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
+        elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument | SymIntArgument):
             given.append(by_name[name])
     for name, tensor in own.items():
         weights[name], targets[name] = tensor, f"constant.{name}"

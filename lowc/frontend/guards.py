@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lowc.errors import LowcError
-from lowc.ir.graph import TensorMeta
+from lowc.ir.graph import Meta, TensorMeta
 from lowc.ir.index import Index, ix
 
 Condition = Any
@@ -21,7 +21,7 @@ _OPERATORS: dict[type, str] = {
 }  # fmt: skip
 
 
-def conditions(code: Sequence[str], inputs: Mapping[str, TensorMeta]) -> list[tuple[str, Condition]]:
+def conditions(code: Sequence[str], inputs: Mapping[str, Meta]) -> list[tuple[str, Condition]]:
     """(as a person reads it, the arithmetic) of each condition; ``inputs``: by the names that the exported graph has for them.
 
     Raises LowcError for one that is more than arithmetic on sizes and strides.
@@ -42,11 +42,13 @@ def _shown(text: str) -> str:
     return text.replace("L['", "").replace("']", "").replace(".size()", ".shape")
 
 
-def _tree(node: ast.expr, inputs: Mapping[str, TensorMeta]) -> Condition:
+def _tree(node: ast.expr, inputs: Mapping[str, Meta]) -> Condition:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return ix(int(node.value))
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
         return _size(node.value, int(ast.literal_eval(node.slice)), inputs)
+    if isinstance(node, ast.Subscript) and isinstance(number := inputs[_name(node)], Index):
+        return number
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return ("*", ix(-1), _tree(node.operand, inputs))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -80,14 +82,20 @@ def _chain(name: str, parts: Sequence[Condition]) -> Condition:
     return whole
 
 
-def _size(call: ast.Call, place: int, inputs: Mapping[str, TensorMeta]) -> Index:
-    """``L['x'].size()[0]``; inside of containers inputs have names like ``x_key_0``."""
+def _size(call: ast.Call, place: int, inputs: Mapping[str, Meta]) -> Index:
+    """``L['x'].size()[0]``."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("size", "stride"):
         raise ValueError(f"{ast.unparse(call)} is no size")
+    meta = inputs[_name(call.func.value)]
+    if not isinstance(meta, TensorMeta):
+        raise ValueError(f"{ast.unparse(call.func.value)} is no tensor")
+    return (meta.shape if call.func.attr == "size" else meta.strides)[place]
+
+
+def _name(source: ast.expr) -> str:
+    """``L['x']``: x; inside of containers inputs have names like ``x_key_0``."""
     keys: list[str] = []
-    source = call.func.value
     while isinstance(source, ast.Subscript):
         keys.append(str(ast.literal_eval(source.slice)))
         source = source.value
-    meta = inputs["_".join(reversed(keys))]
-    return (meta.shape if call.func.attr == "size" else meta.strides)[place]
+    return "_".join(reversed(keys))

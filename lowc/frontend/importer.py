@@ -14,6 +14,7 @@ How FX values become graph arguments:
 
 import operator
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -29,7 +30,7 @@ from lowc.frontend.outside import Held, is_object
 from lowc.frontend.shapes import index_of, symbols_of
 from lowc.frontend.source import user_line
 from lowc.ir.graph import Graph, GraphArg, Input, Meta, Node, Ref, TensorMeta
-from lowc.ir.index import Symbol
+from lowc.ir.index import Symbol, ix
 
 _Env = dict[fx.Node, Any]
 
@@ -103,8 +104,11 @@ def _input(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> Input:
     if isinstance(value, torch.SymFloat):
         env[node] = floats.Float(Ref(node.name))
         return Input(node.name, floats.SCALAR)
-    if value is None or is_object(value):
-        env[node] = None if value is None else Held(node.name, type(value).__name__)
+    if is_object(value):
+        env[node] = Held(node.name, type(value).__name__)
+        return Input(node.name, None)
+    if value is None or not node.users:  # torch.export has written down what a float or a string was
+        env[node] = None
         return Input(node.name, None)
     raise Unsupported(f"input {node.name} is a {type(value).__name__}")
 
@@ -291,13 +295,24 @@ def _tensor_meta(value: torch.Tensor, symbols: Mapping[Any, Symbol]) -> TensorMe
         raise Unsupported(f"tensors of layout {value.layout} are not supported", hint=_APART)
     if value.is_quantized or value.is_conj() or value.is_neg():
         raise Unsupported("quantised tensors and lazily conjugated or negated ones are not supported", hint=_APART)
+    shape, strides, offset = value.shape, value.stride(), value.storage_offset()
+    if all(type(n) is int for n in (*shape, *strides, offset)):
+        return _fixed_meta(value.dtype, tuple(shape), strides, offset, value.device)
     return TensorMeta(
         dtype_of(value.dtype),
-        tuple(index_of(n, symbols) for n in value.shape),
-        tuple(index_of(n, symbols) for n in value.stride()),
-        index_of(value.storage_offset(), symbols),
+        tuple(index_of(n, symbols) for n in shape),
+        tuple(index_of(n, symbols) for n in strides),
+        index_of(offset, symbols),
         str(value.device),
     )
+
+
+@lru_cache(1 << 10)
+def _fixed_meta(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, device: torch.device
+) -> TensorMeta:
+    """One object for all values of a type: the layers of a model repeat few of them, and each is printed for the key."""
+    return TensorMeta(dtype_of(dtype), tuple(map(ix, shape)), tuple(map(ix, strides)), ix(offset), str(device))
 
 
 def _arg(value: Any, symbols: Mapping[Any, Symbol], env: _Env) -> Any:

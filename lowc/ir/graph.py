@@ -82,8 +82,10 @@ def devices_of(graph: Graph) -> dict[str, str]:
     """Where each input and node is; under "": the device of most of them."""
     named = {i.name: i.meta.device for i in graph.inputs if isinstance(i.meta, TensorMeta)}
     for node in graph.nodes:
-        found = [m.device for m in node.outputs if isinstance(m, TensorMeta)]
-        named.update({node.name: found[0]} if found else {})
+        for meta in node.outputs:
+            if isinstance(meta, TensorMeta):
+                named[node.name] = meta.device
+                break
     counts = Counter(named.values())
     named[""] = max(counts, key=counts.__getitem__, default="cpu")
     return named

@@ -16,13 +16,24 @@ from lowc.ir.types import DType
 def print_graph(g: graph.Graph) -> str:
     """``g`` as text, one line for each input and node; for reading, there is no parser."""
     symbols = ", ".join(f"{s.name}: {range_text(s)}" for s in g.symbols)
+    known: dict[int, str] = {}
+
+    def shown(meta: graph.Meta) -> str:
+        """``_meta``, once for each object: the importer makes one of all values of a type."""
+        found = known.get(id(meta))
+        if found is None:
+            found = known[id(meta)] = _meta(meta)
+        return found
+
     lines = [f"graph {g.name}({symbols}){' deterministic' if g.deterministic else ''} {{"]
     for item in g.inputs:
-        lines.append(f"  input {item.name}: {_meta(item.meta)}{' mutated' if item.mutated else ''}")
+        lines.append(f"  input {item.name}: {shown(item.meta)}{' mutated' if item.mutated else ''}")
     for node in g.nodes:
-        args = [_graph_arg(a) for a in node.args] + [f"{name}={_graph_arg(a)}" for name, a in node.kwargs]
+        args = list(map(_graph_arg, node.args))
+        if node.kwargs:
+            args += [f"{name}={_graph_arg(a)}" for name, a in node.kwargs]
         where = f"  # {' '.join(node.where.split())}" if node.where else ""
-        metas = ", ".join(map(_meta, node.outputs))
+        metas = ", ".join(map(shown, node.outputs))
         lines.append(f"  {node.name}: {metas or 'none'} = {node.target}({', '.join(args)}){where}")
     if g.outputs:
         lines.append(f"  return {', '.join(map(_graph_arg, g.outputs))}")
@@ -43,8 +54,8 @@ def _graph_arg(arg: graph.GraphArg) -> str:
     if isinstance(arg, graph.Ref):
         return f"{arg.name}#{arg.number}" if arg.number else arg.name
     if isinstance(arg, tuple):
-        return tuple_text([_graph_arg(a) for a in arg])
-    return scalar_text(arg)
+        return tuple_text(list(map(_graph_arg, arg)))
+    return str(arg) if type(arg) is int else scalar_text(arg)  # most are
 
 
 def tensor_text(dtype: DType, shape: tuple[Index, ...], strides: tuple[Index, ...]) -> str:

@@ -35,10 +35,11 @@ def library() -> str | None:
 def loaded() -> list[str]:
     """Paths of all OpenMP runtimes mapped into this process, each once."""
     try:
-        with open("/proc/self/maps") as maps:
-            files = dict.fromkeys(line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/" in line)
+        with open("/proc/self/maps", "rb") as maps:
+            lines = [line for line in maps.read().split(b"\n") if b"omp" in line and b"/" in line]  # of hundreds
     except OSError:
         return []
+    files = dict.fromkeys(os.fsdecode(line.split(maxsplit=5)[5]) for line in lines)
     return [f for f in files if os.path.basename(f).startswith(("libgomp", "libiomp5", "libomp."))]
 
 

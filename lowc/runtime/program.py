@@ -10,9 +10,8 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd import _profiler_enabled
@@ -31,8 +30,7 @@ Made = Callable[[], "Artifact"]
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """One compiled graph: what it runs, the host program's text, and the function to call (which has the Program as its
     attribute ``program``, and ``_boxed_call``, by which torch knows that it empties its argument).  ``made``: what it
     runs, which a program from the cache reads only when somebody asks.  ``code``: ``host.source`` compiled. ``gpu``: on

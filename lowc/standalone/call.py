@@ -3,6 +3,7 @@
 import ctypes
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from lowc.errors import LowcError
 from lowc.runtime.failures import failure
 from lowc.standalone.dtypes import fits, numpy_dtype, shown
 from lowc.standalone.files import aligned
-from lowc.standalone.manifest import Code, Manifest, Size, Tensor, value, values
+from lowc.standalone.manifest import ITSELF, Code, Manifest, Size, Tensor, value, values
 
 _KEEP = 1 << 27  # bytes: larger workspaces are given back to the system after a call
 _SPARE = 8
@@ -20,18 +21,25 @@ _SPARE = 8
 class Model:
     """A loaded artifact.  ``level``: which of its codes runs.  ``inputs`` and ``outputs`` say what a call takes and returns.
 
-    Calls may be made from several threads at once; native code runs without the interpreter's lock.
+    Calls may be made from several threads at once; native code runs without the interpreter's lock.  A pickle of it, for another
+    process, is the path of its file and a checksum; unpickling loads the file, and raises LowcError if it is gone or another.
     """
 
     def __init__(
-        self, manifest: Manifest, code: Code, constants: Sequence[np.ndarray], run: Callable[[Any], int], kept: Sequence[object]
+        self,
+        manifest: Manifest,
+        code: Code,
+        constants: Sequence[np.ndarray],
+        run: Callable[[Any], int],
+        kept: Sequence[object],
+        again: "tuple[Callable[..., Model], tuple[Any, ...]] | None" = None,
     ) -> None:
         """``code``: that of ``run``, the native function.  ``constants``: the weights in order.  ``kept``: what has to live as
-        long as that."""
+        long as that.  ``again``: a function and its arguments that give this model in another process, if there is one."""
         self.manifest, self.code, self.level = manifest, code, code.level
         self.name = manifest.name
         self.inputs, self.outputs = manifest.inputs, manifest.outputs
-        self._run, self._kept = run, (*kept, *constants)
+        self._run, self._kept, self._again = run, (*kept, *constants), again
         self._slots = ctypes.c_int64 * max(len(code.slots), 1)
         # what is in the slots of every call, and which are left to fill
         self._fixed = self._slots(*(constants[n].ctypes.data if kind == "weight" else 0 for kind, n in code.slots))
@@ -39,12 +47,21 @@ class Model:
         self._spare: list[np.ndarray] = []
 
     def __repr__(self) -> str:
-        inputs = ", ".join(f"{t.name}: {t.dtype}{list(t.shape)}" for t in self.inputs)
+        inputs = ", ".join(f"{t.name}: {t.dtype}{list(t.shape)}" if t.value is None else f"{t.name}: int" for t in self.inputs)
         return f"<lowc model {self.name}({inputs}), {self.level}>"
 
+    def __reduce__(self) -> "tuple[Callable[..., Model], tuple[Any, ...]]":
+        """Raises TypeError for a model that is in no file."""
+        if self._again is None:
+            raise TypeError(
+                f"the model {self.name} is in no file, by whose path it could be pickled: save the package, and pickle what "
+                "lowc.load gives for that file"
+            )
+        return self._again
+
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """The results for ``args`` (numpy arrays, or torch tensors, in order or by name) as the model returned them: arrays, or
-        tensors if an argument was one.  Results are contiguous.
+        """The results for ``args`` (numpy arrays, or torch tensors, and integers, in order or by name) as the model returned
+        them: arrays, or tensors if an argument was one.  Results are contiguous.
 
         Raises LowcError for an argument of the wrong number, name, dtype, rank, size, stride or device; MemoryError if there is
         none for the results or the workspace; IndexError and RuntimeError where the model's own checks fail, as in eager.
@@ -118,15 +135,18 @@ class Model:
         sizes: dict[str, int] = {}
         for symbol in self.manifest.symbols:
             number, dim, factor, added = symbol.source
-            extent = arrays[number].shape[dim]
+            extent = int(arrays[number]) if dim == ITSELF else arrays[number].shape[dim]
             size, rest = divmod(extent - added, factor)
             if rest or size < symbol.low or (symbol.high is not None and size > symbol.high):
                 allowed = f"{factor * symbol.low + added} to "
                 allowed += "any" if symbol.high is None else str(factor * symbol.high + added)
                 allowed += f" in steps of {factor}" if factor != 1 else ""
-                self._refuse(self.inputs[number], f"has size {extent} in dimension {dim}; it takes {allowed}", "")
+                what = f"is {extent}" if dim == ITSELF else f"has size {extent} in dimension {dim}"
+                self._refuse(self.inputs[number], f"{what}; it takes {allowed}", "")
             sizes[symbol.name] = size
         for array, tensor in zip(arrays, self.inputs, strict=True):
+            if tensor.value is not None and int(array) != value(tensor.value, sizes):
+                self._refuse(tensor, f"is {int(array)}, not {value(tensor.value, sizes)}", "")
             wanted = values(tensor.shape, sizes)
             if array.shape != wanted:
                 self._refuse(tensor, f"has shape {array.shape}, not {wanted}", "")
@@ -136,7 +156,8 @@ class Model:
                 self._refuse(tensor, f"has strides {tuple(actual)}, not {strides}", "copy it, with numpy.ascontiguousarray say")
         for tree, shown_ in self.manifest.conditions:
             if not value(tree, sizes):
-                found = ", ".join(f"{t.name}{list(a.shape)}" for t, a in zip(self.inputs, arrays, strict=True))
+                pairs = zip(self.inputs, arrays, strict=True)
+                found = ", ".join(f"{t.name}{list(a.shape)}" if t.value is None else f"{t.name} {int(a)}" for t, a in pairs)
                 raise LowcError(
                     f"{self.name} is for inputs with {shown_} only, not for {found}", hint="export it for such sizes"
                 )
@@ -159,6 +180,8 @@ class Model:
 
 
 def _array(given: Any, tensor: Tensor, torch: Any) -> np.ndarray:
+    if tensor.value is not None:
+        return _integer(given, tensor)
     if isinstance(given, np.ndarray):
         return given
     if isinstance(given, np.generic):
@@ -177,6 +200,18 @@ def _array(given: Any, tensor: Tensor, torch: Any) -> np.ndarray:
         except (TypeError, RuntimeError) as error:  # dtypes that numpy does not have
             raise LowcError(f"input {tensor.name} has dtype {given.dtype}, not {shown(tensor.dtype)}") from error
     raise LowcError(f"input {tensor.name} is a {type(given).__name__}, no array", hint="numpy.asarray makes one")
+
+
+def _integer(given: Any, tensor: Tensor) -> np.ndarray:
+    """Whatever Python takes for an index, 0-d arrays included, as a 0-d array of i64."""
+    try:
+        number = index(given)
+    except TypeError:
+        hint = "int makes one of a whole number"
+        raise LowcError(f"input {tensor.name} is a {type(given).__name__}, no integer", hint=hint) from None
+    if not -(1 << 63) <= number < 1 << 63:
+        raise LowcError(f"input {tensor.name} is {number}, no integer of 64 bits")
+    return np.asarray(number, np.int64)
 
 
 def _tensor(result: Any, tensor: Tensor | Size, torch: Any) -> Any:

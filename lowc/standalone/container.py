@@ -85,13 +85,15 @@ def _packed(part: bytes) -> tuple[bytes, str]:
 
 
 class Container:
-    """The sections of a file.  ``section(name)`` checks one and gives its bytes."""
+    """The sections of a file.  ``section(name)`` checks one and gives its bytes.  ``digest``: the head's checksum, and so, as the
+    head has those of all sections, one of the whole."""
 
     def __init__(self, content: bytes | memoryview, path: str) -> None:
         """``content`` must not change; ``path`` is for messages.
 
         Raises ArtifactError for what is no whole artifact of this version."""
         self.path = path
+        self.digest = ""
         self._content = memoryview(content)
         self._sound: set[str] = set()
         self.sections = self._read()
@@ -112,6 +114,7 @@ class Container:
         head = bytes(content[_FIXED.size : _FIXED.size + length])
         if sha256(bytes(content[:16]) + head).digest() != digest:
             raise self.error("the checksum of its head is wrong", _DAMAGED)
+        self.digest = digest.hex()
         try:
             read: dict[str, Any] = json.loads(head)
             size = int(read["size"])

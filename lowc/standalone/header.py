@@ -43,7 +43,7 @@ _FUNCTIONS = """\
 int64_t {prefix}_run(const lowc_tensor *inputs, int64_t n, const lowc_tensor *outputs, int64_t m, void *workspace, int64_t bytes);
 
 /* The sizes of the outputs for inputs of such sizes: sizes[i] has room for those of output i.  0, or what is wrong with the
-   inputs (data and strides of which are checked as well). */
+   inputs (data and strides of which are checked as well, and integers read). */
 int64_t {prefix}_sizes(const lowc_tensor *inputs, int64_t n, int64_t *const *sizes);
 
 /* Bytes of workspace for inputs of such sizes; a number below 0 says what is wrong with them. */
@@ -96,6 +96,8 @@ def _tensor(tensor: Tensor) -> str:
     strides, dense = list(map(str, tensor.strides)), ""
     if strides != list(map(str, _contiguous(tensor.shape))):
         dense = f", strides [{', '.join(map(size_text, tensor.strides))}]"
+    if tensor.value is not None:
+        return f"{tensor.name}, LOWC_I64 of rank 0: an integer, {size_text(tensor.value)}"
     return f"{tensor.name}, LOWC_{tensor.dtype.upper()} [{', '.join(map(size_text, tensor.shape))}]{dense}"
 
 

@@ -32,11 +32,30 @@ def load(path: str | os.PathLike[str], *, level: str | None = None) -> Model:
     checked first.  Raises ArtifactError for a file that is no artifact, damaged or of another version; LowcError if its weights
     are missing or this processor cannot run it.
     """
-    return load_content(read_file(path), os.fspath(path), level=level)
+    return load_content(read_file(path), os.fspath(path), level=level, file=os.path.abspath(os.fsdecode(path)))
 
 
-def load_content(content: memoryview, path: str, *, level: str | None = None) -> Model:
-    """``load`` for the content of a file; ``path``: where the weights lie beside it, and what messages call it."""
+def reloaded(file: str, level: str | None, digest: str) -> Model:
+    """What a pickled Model is: ``load(file, level=level)``, if that is still the file it came from.
+
+    ``digest``: of its Container.  Raises LowcError if the file is gone, or another one; else what ``load`` raises."""
+    if not os.path.exists(file):
+        raise LowcError(
+            f"a pickled model has the path of its artifact, and there is no {file}",
+            hint="put the artifact there again, or pickle what lowc.load gives for where it is now",
+        )
+    content = read_file(file)
+    if Container(content, file).digest != digest:
+        raise LowcError(
+            f"{file} is not the artifact that the model was loaded from before it was pickled: it has been changed",
+            hint="lowc.load loads the new one, which can be pickled as well",
+        )
+    return load_content(content, file, level=level, file=file)
+
+
+def load_content(content: memoryview, path: str, *, level: str | None = None, file: str = "") -> Model:
+    """``load`` for the content of a file; ``path``: where the weights lie beside it, and what messages call it.  ``file``: where
+    another process finds it; "" if nowhere."""
     container = Container(content, path)
     container.check()
     manifest = read_manifest(container)
@@ -48,7 +67,8 @@ def load_content(content: memoryview, path: str, *, level: str | None = None) ->
     code = cpu.best(codes)
 
     library = Library(bytes(container.section(code.section)), (code.symbol,), threads.functions(container.section))
-    return Model(manifest, code, constants, _RUN(library.address(code.symbol)), (library,))
+    again = (reloaded, (file, level, container.digest)) if file else None
+    return Model(manifest, code, constants, _RUN(library.address(code.symbol)), (library,), again)
 
 
 def read_manifest(container: Container) -> Manifest:

@@ -31,7 +31,8 @@ Tree = int | str | list[Any]
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """``key``: of a weight, its name in the weights' file.  ``device`` is "cpu"."""
+    """``key``: of a weight, its name in the weights' file.  ``device`` is "cpu".  ``value``: of an input that is an integer (0-d,
+    i64): what it must be, mostly the symbol that is found in it."""
 
     name: str
     dtype: str
@@ -39,6 +40,7 @@ class Tensor:
     strides: tuple[Tree, ...]
     key: str = ""
     device: str = "cpu"
+    value: Tree | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,13 @@ class Size:
     value: Tree
 
 
+ITSELF = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Symbol:
     """A size known when called, ``low`` .. ``high`` (None: no bound).  ``source``: (input, dimension, factor, added): the
-    dimension is factor * symbol + added."""
+    dimension, or the input itself if the dimension is ITSELF, is factor * symbol + added."""
 
     name: str
     low: int
@@ -102,11 +107,17 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
 
 def interface(manifest: Manifest, slots: Sequence[tuple[str, int]], workspace: Tree) -> bytes:
     """The 32 bytes behind the code that expects its memory in ``slots``: of all that decides how large that memory is."""
-    tensors = [[(t.dtype, t.shape, t.strides) if isinstance(t, Tensor) else t.value for t in part]
-               for part in (manifest.inputs, manifest.weights, manifest.outputs)]  # fmt: skip
+    tensors = [list(map(_interface, part)) for part in (manifest.inputs, manifest.weights, manifest.outputs)]
     symbols = [(s.name, s.low, s.high, s.source) for s in manifest.symbols]
     conditions = [tree for tree, _ in manifest.conditions]
     return sha256(json.dumps([symbols, tensors, conditions, slots, workspace]).encode()).digest()
+
+
+def _interface(item: Tensor | Size) -> Any:
+    if isinstance(item, Size):
+        return item.value
+    number = () if item.value is None else (item.value,)
+    return (item.dtype, item.shape, item.strides, *number)
 
 
 READING = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -152,7 +163,9 @@ def _check(made: Manifest) -> None:
                 raise ValueError(f"a slot holds {kind} {number}, which is not there")
     for symbol in made.symbols:
         number, dim, factor, _ = symbol.source
-        if not (0 <= number < len(made.inputs) and 0 <= dim < len(made.inputs[number].shape) and factor > 0):
+        source = made.inputs[number] if 0 <= number < len(made.inputs) else None
+        there = source and (source.value is not None if dim == ITSELF else 0 <= dim < len(source.shape))
+        if not there or factor < 1:
             raise ValueError(f"the size {symbol.name} is not where it should be")
     if any(not 0 <= number < len(made.outputs) for number in _leaves(made.returns)):
         raise ValueError("an output is returned that is not there")
@@ -213,7 +226,11 @@ def _tensor(data: Any, known: frozenset[str]) -> Tensor:
         raise ValueError(f"{data['name']} has {len(shape)} sizes and {len(strides)} strides")
     if data["dtype"] not in NUMBERS:
         raise ValueError(f"{data['name']} has the unknown dtype {data['dtype']!r}")
-    return Tensor(_text(data["name"]), _text(data["dtype"]), shape, strides, _text(data["key"]), _text(data["device"]))
+    value = data.get("value")
+    if value is not None and (data["dtype"] != "i64" or shape):
+        raise ValueError(f"{data['name']} is no integer")
+    value = None if value is None else _tree(value, known)
+    return Tensor(_text(data["name"]), _text(data["dtype"]), shape, strides, _text(data["key"]), _text(data["device"]), value)
 
 
 def _tree(data: Any, known: frozenset[str]) -> Tree:

@@ -1,11 +1,13 @@
 """``lowc cache info|clear|pack|unpack``."""
 
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lowc.cache.folder import Folder
 from lowc.cache.place import folder_of
 from lowc.cli import main
 from lowc.options import parse
@@ -70,3 +72,24 @@ def test_a_file_that_is_no_archive(place: Path, tmp_path: Path, capsys: Any) -> 
     (tmp_path / "x.zip").write_bytes(b"PK nothing")
     assert main(["cache", "unpack", str(tmp_path / "x.zip")]) == 2 and "no packed cache" in capsys.readouterr().err
     assert main(["cache", "info", "-o", "cache_limit_mb=0"]) == 2 and "off" in capsys.readouterr().err
+
+
+def test_entries_that_come_and_go_while_they_are_counted_are_not_damaged(
+    place: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Folder.items
+
+    def items(folder: Folder) -> list[Any]:
+        """What another process does just after this one has looked."""
+        found = real(folder)
+        os.unlink(found[0].path)
+        for number in (3.0, 4.0):
+            graphs.check(graphs.folder(place), number)
+        return found
+
+    monkeypatch.setattr(Folder, "items", items)
+    assert main(["cache", "info"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 entries" in shown and "damaged" not in shown
+    monkeypatch.undo()
+    assert len(list(place.glob("*.entry"))) == 3

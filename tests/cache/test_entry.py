@@ -37,18 +37,22 @@ def test_every_flipped_bit_and_every_truncation_is_refused() -> None:
 
 
 def test_a_head_that_lies_is_refused_though_the_checksum_is_right() -> None:
-    for sections in ('[["a", 99]]', '[["a", -1]]', "[[1, 2, 3]]", '[["a"]]', "7", '[["a", "b"]]'):
+    assert entry.read(_signed(b'{"key": 1, "sections": [["a", 2]]}', b"kab")) == ("k", {"a": b"ab"})
+    for sections in ('[["a", 99]]', '[["a", -1]]', '[["a", 1e999]]', "[[1, 2, 3]]", '[["a"]]', "7", '[["a", "b"]]'):
         with pytest.raises(entry.Damaged):
-            entry.read(_signed(f'{{"key": "k", "sections": {sections}}}'.encode()))
+            entry.read(_signed(f'{{"key": 1, "sections": {sections}}}'.encode(), b"k"))
+    for key, content in (("1", b"\xff"), ("-1", b""), ("2", b"k"), ("0", b"k"), ('"k"', b"k"), ("1e999", b"k"), ("null", b"")):
+        with pytest.raises(entry.Damaged):
+            entry.read(_signed(f'{{"key": {key}, "sections": []}}'.encode(), content))
     for head in (b"", b"\xff", b"[]", b"{}", b"[" * 5000):
         with pytest.raises(entry.Damaged):
             entry.read(_signed(head))
 
 
-def _signed(head: bytes) -> bytes:
+def _signed(head: bytes, rest: bytes = b"") -> bytes:
     from hashlib import sha256
 
-    body = len(head).to_bytes(8, "little") + head
+    body = len(head).to_bytes(8, "little") + head + rest
     return entry.MAGIC + sha256(body).digest() + body
 
 

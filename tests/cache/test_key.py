@@ -75,7 +75,7 @@ def test_options_are_in_the_key_if_their_row_says_so() -> None:
     base = key_of(GRAPH, 1, Options())
     for row in ROWS:
         value = OTHER.get(row.name, not row.default)
-        other = key_of(GRAPH, 1, replace(Options(), **{row.name: value}))
+        other = key_of(GRAPH, 1, Options()._replace(**{row.name: value}))
         assert (other != base) == row.code, row.name
 
 

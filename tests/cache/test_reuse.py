@@ -187,3 +187,26 @@ def test_a_new_process_hits_and_needs_no_compiler(tmp_path: Path) -> None:
     assert seen[0][1] == ["lowc: forward (cache miss)", "lowc: backward (cache miss)"]
     assert seen[1][1] == ["lowc: forward (cache hit)", "lowc: backward (cache hit)"]
     assert seen[1][0][:2] == ["[]", "False"]
+
+
+WARM = """
+import sys
+import torch
+import lowc.frontend.aot
+before = set(sys.modules)
+import lowc.dynamo
+torch.compile(lambda x: torch.softmax(x, -1), backend="lowc")(torch.randn(3, 4))
+new = [m for name, m in sys.modules.items() if name not in before and name.partition(".")[0] in ("lowc", "llvmlite")]
+made = [c for m in new for c in vars(m).values() if isinstance(c, type) and "__dataclass_fields__" in vars(c)]
+print(len(new), *sorted({c.__module__ for c in made} - before))
+print(*(m.__name__ for m in new if m.__name__.startswith(("llvmlite", "lowc.scheduler", "lowc.lowering", "lowc.backends"))))
+"""
+
+
+def test_a_warm_start_loads_no_compiler_and_makes_no_dataclasses(tmp_path: Path) -> None:
+    """They would be most of its time: benchmarks/results/warm.md."""
+    environment = os.environ | {"LOWC_CACHE": "1", "LOWC_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", WARM], env=environment, capture_output=True, text=True, check=True)
+    (count, *dataclasses), compiler = (line.split() for line in done.stdout.splitlines()[-2:])
+    assert 10 < int(count) < 30 and dataclasses == [] and compiler == []

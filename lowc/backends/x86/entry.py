@@ -29,7 +29,7 @@ MESSAGES = {
     -3: "an address is missing",
     -4: "wrong dtype",
     -5: "wrong rank",
-    -6: "wrong size",
+    -6: "wrong size, or an integer out of its range",
     -7: "wrong strides",
     -8: "no memory for the workspace, or the one given is too small",
     -9: "this processor cannot run the code",
@@ -124,6 +124,11 @@ class _Entry:
         missing = b.pure(f"icmp eq ptr {self.field(b, array, number, 0, 'ptr')}, null")
         self.refuse(b, b.pure(f"and i1 {missing}, {b.pure(f'icmp ne i64 {count}, 0')}"), ADDRESS, argument)
 
+    def number(self, b: Builder, number: int) -> str:
+        """The integer that an input is."""
+        self.memory(b, "%inputs", number, number, ())
+        return b.op(f"load i64, ptr {self.field(b, '%inputs', number, 0, 'ptr')}")
+
     def strides(
         self, b: Builder, array: str, number: int, argument: int, shape: Sequence[str], wanted: Sequence[str]
     ) -> None:
@@ -186,10 +191,11 @@ class _Entry:
         b, manifest = Builder(self.module), self.manifest
         self.refuse(b, _ne(b, "i64", "%n", len(manifest.inputs)), COUNT_IN)
         shapes = [self.tensor(b, "%inputs", n, n, tensor) for n, tensor in enumerate(manifest.inputs)]
+        numbers = {n: self.number(b, n) for n, tensor in enumerate(manifest.inputs) if tensor.value is not None}
         known: dict[str, str] = {}
         for number, symbol in enumerate(manifest.symbols):
             argument, dim, factor, added = symbol.source
-            rest = b.pure(f"sub i64 {shapes[argument][dim]}, {added}")
+            rest = b.pure(f"sub i64 {numbers[argument] if dim < 0 else shapes[argument][dim]}, {added}")
             size = b.pure(f"sdiv i64 {rest}, {factor}")
             self.refuse(b, _ne(b, "i64", b.pure(f"srem i64 {rest}, {factor}"), 0), SIZE, argument)
             self.refuse(b, b.pure(f"icmp slt i64 {size}, {symbol.low}"), SIZE, argument)
@@ -198,6 +204,8 @@ class _Entry:
             known[symbol.name] = size
             b.line(f"store i64 {size}, ptr {b.pure(f'getelementptr i64, ptr %known, i64 {number}')}")
         for n, tensor in enumerate(manifest.inputs):
+            if tensor.value is not None:
+                self.refuse(b, _ne(b, "i64", numbers[n], value(b, tensor.value, known)), SIZE, n)
             for dim, tree in zip(shapes[n], tensor.shape, strict=True):
                 self.refuse(b, _ne(b, "i64", dim, value(b, tree, known)), SIZE, n)
             self.memory(b, "%inputs", n, n, shapes[n])

@@ -87,14 +87,14 @@ def test_bandwidth_is_clock_times_width() -> None:
 
 def test_native_calls_are_ranges_by_kernel_name() -> None:
     on = fakes.device()
-    program = fakes.load(ADD, on, options=replace(CALLER, nvtx=True), add=add)
+    program = fakes.load(ADD, on, options=CALLER._replace(nvtx=True), add=add)
     assert torch.equal(program.call([torch.ones(3, 4)])[0], torch.full((3, 4), 2.0))
     assert [what[:2] for what in on[1].log] == [("push", "lowc: add"), ("launch", "add"), ("pop",)]
 
 
 def test_a_range_ends_when_a_launch_fails() -> None:
     on = fakes.device()
-    program = fakes.load(ADD, on, options=replace(CALLER, nvtx=True))
+    program = fakes.load(ADD, on, options=CALLER._replace(nvtx=True))
     on[1].fail["cuLaunchKernel"] = (0, 1)
     with pytest.raises(Exception, match="launching kernel add"):
         program.call([torch.ones(3, 4)])
