@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from lowc.dynamo import lowc_backend
 from lowc.errors import OptionError, Unsupported
 from lowc.ir.graph import Ref, TensorMeta
+from lowc.ir.graph_printer import print_graph
 from lowc.ir.index import ix
 from lowc.ir.types import f32
 
@@ -280,3 +281,20 @@ def test_cross_entropy_keeps_two_numbers_a_row_for_its_gradient(recorder: Any) -
     wide = [m for m in kept if isinstance(m, TensorMeta) and m.dtype.name == "f32"]
     assert all(len(m.shape) < 2 or m.shape[1] == ix(1) for m in wide)
     assert [m.dtype.name for m in kept if isinstance(m, TensorMeta) and m.shape == (ix(40), ix(300))] == ["bf16"]
+
+
+def test_values_of_a_type_share_one_meta_and_its_text(recorder: Any) -> None:
+    """The key of a large graph is mostly the text of few types.  Symbols are a graph's own, and so are sizes of them."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (torch.sin(x) + torch.cos(x)).sum(0) * torch.exp(x)
+
+    x = torch.randn(5, 7)
+    torch.compile(f, backend=recorder, dynamic=False)(x)
+    torch.compile(f, backend=recorder, dynamic=True)(x)
+    fixed, dynamic = recorder.graphs
+    metas = [meta for node in fixed.nodes for meta in node.outputs]
+    assert len(metas) == 6 and len({id(meta) for meta in metas}) == len(set(metas)) == 2
+    shown = [line.split(": ")[1].split(" =")[0] for line in print_graph(fixed).splitlines() if " = " in line]
+    assert shown == ["f32[5, 7] @cpu"] * 3 + ["f32[7] @cpu"] + ["f32[5, 7] @cpu"] * 2
+    assert all(meta.shape[0] != fixed.inputs[0].meta.shape[0] for node in dynamic.nodes for meta in node.outputs)
