@@ -48,11 +48,6 @@ def column_of_many(thread: Index, number: Index, each: int) -> Index:
     return column(thread, mod(number, ix(each)))
 
 
-def along_depth(rows: int, name: str, like: Buffer) -> Buffer:
-    """A tile of ``rows`` whose elements lie along the depth, of ``like``'s dtype."""
-    return Buffer(name, like.dtype, (ix(rows), ix(SPAN)), (ix(SPAN), ix(1)), "shared")
-
-
 def place(tile: Buffer, position: Index, depth: Index) -> tuple[Index, ...]:
     """Where a tile has the element of a row (of the left factor) or column (of the right one) at ``depth``."""
     if len(tile.shape) == 2:

@@ -29,5 +29,7 @@ def own(x: Value, y: Value, options: Options | None, target: Target | None, made
     rows, depth, columns = constant(x.shape[0]), constant(x.shape[1]), constant(y.shape[1])
     if rows is None or depth is None or columns is None or y.strides is None or constant(y.strides[0]) != 1:
         return False
+    if x.strides is None or any(constant(s) == 0 for s in x.strides):
+        return False
     few = rows in ROWS or made and rows == 1
     return few and min(depth, columns) >= NARROW and depth * columns >= WEIGHTS

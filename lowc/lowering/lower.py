@@ -55,6 +55,8 @@ def lower(
         if always:
             return ""
         if gpu:
+            if any(constant(s) == 0 for v in (x, y) for s in (v.strides or ())[-2:]):
+                return "a factor is expanded"
             in_lines = copied_along(x) is not None and copied_along(y) is not None
             return "on a GPU" if library is None else library(x.dtype, x.shape, y.shape, builder.followed, in_lines)
         made = all(y.buffer is not entry for entry in inputs)

@@ -79,7 +79,10 @@ def _inside(a: int, b: int, shape: Coords, strides: Coords) -> bool:
 
 
 def overlaps(shape: Coords, strides: Coords) -> bool:
-    """Whether two elements certainly share memory: a step of one dimension is no longer than what lies inside of it."""
+    """Whether elements may share memory, by all that is known: a step of one dimension is no longer than what lies inside of it.
+
+    (Strides that interleave, as (3, 2) of [2, 3], count as well; no op of torch makes them.)
+    """
     if any(constant(extent) == 0 for extent in shape):
         return False
     several = [dim for dim, extent in enumerate(shape) if not is_one(extent)]

@@ -35,6 +35,8 @@ def library(target: Target, options: Options) -> Whose:
     def why(dtype: DType, x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bool) -> str:
         if options.matmul == "library":
             return "option matmul='library'"
+        if options.numerics == "strict" and options.matmul != "own":
+            return "option numerics='strict'"
         if ABILITY not in target.ops:
             return f"lowc's own are for compute capability 9.0, not {target.cpu}"
         if dtype.bits != 16:

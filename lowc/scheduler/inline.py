@@ -15,7 +15,7 @@ Linear: decisions are made once from the last step to the first, then each kerne
 from collections.abc import Sequence
 from math import prod
 
-from lowc.ir.index import ONE, ZERO, Axis, Index, Symbol, atoms, constant, depends_on, lower_bound, split
+from lowc.ir.index import ONE, ZERO, Axis, Index, constant, depends_on, lower_bound, split
 from lowc.ir.nodes import (
     Buffer,
     Const,
@@ -122,7 +122,7 @@ def _choose(module: Module, blocked: set[int], branches: bool) -> dict[int, tupl
             continue
         if any(isinstance(module.steps[c], Extern) for c in consumers):
             continue
-        if branches and not _is_view(nest) and any(_is_factor(module.steps[c], nest.out) for c in consumers):
+        if branches and any(_is_factor(module.steps[c], nest.out) for c in consumers):
             continue
         own_roots = frozenset[int]().union(*(roots[c] for c in consumers))
         if not _order_kept(step, number, own_roots, used.writers):
@@ -141,21 +141,6 @@ def _choose(module: Module, blocked: set[int], branches: bool) -> dict[int, tupl
             if not whole:
                 partial.add(number)
     return chosen
-
-
-def _is_view(nest: MapNest) -> bool:
-    """Whether ``nest`` copies what lies in even steps, and not to have rows that begin elsewhere (``lowering.matmul``)."""
-    value = nest.value
-    if nest.lets or not isinstance(value, Load) or value.mask is not None or _has_gaps(nest.out):
-        return False
-    return all(isinstance(a, Axis | Symbol) for i in value.index for a in atoms(i))
-
-
-def _has_gaps(buffer: Buffer) -> bool:
-    """Whether what follows a row lies further than the row is long."""
-    several = [d for d, n in enumerate(buffer.shape) if constant(n) != 1]
-    row = next((d for d in several if constant(buffer.strides[d]) == 1), None)
-    return row is not None and len(several) > 1 and all(buffer.strides[d] != buffer.shape[row] for d in several if d != row)
 
 
 def _is_factor(step: Launch | Extern, buffer: Buffer) -> bool:

@@ -103,7 +103,6 @@ class Tiler:
             raise ScheduleError(f"{self.high} rows for {step.groups} groups of threads, each {tiles.GROUP_ROWS} at a time")
         self.lets: list[Let] = []
         self.at: dict[Atom, Index] = {}
-        self.inside: Expr | None = None
 
     def axis(self, name: str, extent: int | Index) -> Axis:
         return Axis(fresh(name, self.taken), ix(extent))

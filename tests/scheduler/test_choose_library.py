@@ -10,9 +10,11 @@ from torch.nn import functional as F
 from lowc.backends.nvptx import default
 from lowc.ir.index import Index, Symbol, ix
 from lowc.ir.nodes import Extern, Launch, Module
+from lowc.ir.printer import print_module
 from lowc.ir.types import bf16, f16, f32
 from lowc.lowering import lower as lowering
 from lowc.options import Options
+from lowc.scheduler import pipeline
 from lowc.scheduler.choose_library import gain_of, library
 from lowc.scheduler.choose_tensor_cores import Size
 from tests.lowering.harness import trace
@@ -51,6 +53,13 @@ def test_what_is_the_library_s_whatever_follows() -> None:
     assert "not sm_80" in library(older, Options())(bf16, (ix(512), ix(512)), (ix(512), ix(512)), True, True)
 
 
+def test_strict_numerics_leave_products_to_the_library() -> None:
+    strict = Options(numerics="strict")
+    shapes = (ix(4096), ix(4096)), (ix(4096), ix(4096))
+    assert "strict" in library(TARGET, strict)(bf16, *shapes, True, True)
+    assert library(TARGET, Options(numerics="strict", matmul="own"))(bf16, *shapes, True, True) == ""
+
+
 def test_option_own_is_for_all_that_there_is_code_for() -> None:
     assert said(16, 4096, 4096, matmul="own") == ""
     assert said(ix(Symbol("m", 1, None, 4096)), 4096, 4096, matmul="own") == ""
@@ -85,3 +94,37 @@ def test_what_follows_is_seen_in_the_graph(lowered: Callable[..., Module]) -> No
         return y, y.relu()
 
     assert products(lowered(both, flat, w)) == (1, 1)  # the product has to be stored all the same
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "plain": lambda x, w: x @ w,
+    "turned": lambda x, w: x.t() @ w,
+    "weight": lambda x, w: x @ w.t(),
+    "copied": lambda x, w: x.t().contiguous() @ w,
+    "cast, turned and copied": lambda x, w: x.float().bfloat16().t().contiguous() @ w,
+    "window": lambda x, w: x[:, 3:515].contiguous() @ w[:512],
+    "heads": lambda x, w: x.view(2, 512, 16, 64).transpose(1, 2).reshape(1024, 1024) @ w,
+    "batch": lambda x, w: torch.bmm(x.view(2, 512, 1024), w.view(2, 1024, 512)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_lowc_s_own_runs_on_tensor_cores(lowered: Callable[..., Module], layout: str) -> None:
+    """Whatever lay where, an engine brings both factors and takes the result away."""
+    x, w = torch.empty(1024, 1024).bfloat16(), torch.empty(1024, 1024).bfloat16()
+    module = lowered(lambda x, w: F.relu(LAYOUTS[layout](x, w)), x, w)
+    assert not [s for s in module.steps if isinstance(s, Extern)]
+    for each in pipeline.PASSES:
+        if each.only in ("", "nvptx"):
+            module = pipeline.apply(each, module, TARGET, Options())
+    text = print_module(module)
+    assert "instr(wgmma)" in text and text.count("instr(tma)") == 3 and "instr(copy)" not in text
+
+
+@pytest.mark.parametrize("shape", [(), (1, 1024), (1024, 1)])
+def test_an_expanded_factor_is_the_library_s(lowered: Callable[..., Module], shape: tuple[int, ...]) -> None:
+    """Its product has no rows, or no depth, that tiles could be made of."""
+    g, w = torch.empty(shape).bfloat16(), torch.empty(1024, 1024).bfloat16()
+    for product in (lambda g, w: g.expand(1024, 1024) @ w, lambda g, w: w @ g.expand(1024, 1024)):
+        module = lowered(lambda g, w, product=product: F.relu(product(g, w)), g, w)
+        assert [s.because for s in module.steps if isinstance(s, Extern)] == ["a library's (a factor is expanded)"]

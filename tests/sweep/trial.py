@@ -176,7 +176,7 @@ def _exact(case: Case, tensors: list[Tensor], grad: bool) -> list[Any] | None:
 def by_chance(
     op: Any, case: Case, tensors: list[Tensor], grad: bool, compiled: Callable[..., Any], found: str
 ) -> bool:
-    """Whether only rounding is in question, and over some draws of the values is no larger than twice eager's: where few elements
+    """Whether only rounding is in question, and over some draws of the values is about as large as eager's: where few elements
     are compared, eager's largest error may happen to be small."""
     if "tolerances" not in found:
         return False
