@@ -25,6 +25,13 @@ from lowc.frontend import decomp_norm as norm
 from lowc.frontend.decomp_foreach import foreach_decompositions
 
 
+def torchs(op: Any) -> Callable[..., Any]:
+    """torch's own decomposition of ``op``; imported where it is needed, which takes long."""
+    from torch._decomp import decomposition_table
+
+    return decomposition_table[op]
+
+
 def channel_shuffle(self: Tensor, groups: int) -> Tensor:
     mixed = self.unflatten(1, (groups, self.shape[1] // groups)).transpose(1, 2).flatten(1, 2)
     if self.device.type != "cpu":
@@ -36,9 +43,7 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
     """As ATen does it, so that the strides are ATen's: on a GPU contiguous, on a CPU those of ``cat``.  The fake tensor of the
     whole op has others, and a backward pass that is given the result would read it by those."""
     if self.device.type != "cpu":
-        from torch._decomp import decomposition_table
-
-        return decomposition_table[torch.ops.aten.roll.default](self, shifts, dims).contiguous()
+        return torchs(torch.ops.aten.roll.default)(self, shifts, dims).contiguous()
     if not dims:
         return roll(self.contiguous().flatten(), shifts, (0,)).view(self.shape)
     out = self
@@ -83,12 +88,10 @@ def take(self: Tensor, index: Tensor) -> Tensor:
 
 def isin(elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """torch's own way for many elements, a search among the sorted ones, does not find infinities beside NaN."""
-    from torch._decomp import decomposition_table
-
     few = guard_or_false(test_elements.numel() < 10.0 * pow(elements.numel(), 0.145))
     if few or assume_unique or not test_elements.is_floating_point():
-        torchs = decomposition_table[torch.ops.aten.isin.Tensor_Tensor]
-        return torchs(elements, test_elements, assume_unique=assume_unique, invert=invert)
+        own = torchs(torch.ops.aten.isin.Tensor_Tensor)
+        return own(elements, test_elements, assume_unique=assume_unique, invert=invert)
     ordered = test_elements.flatten().sort().values
     place = torch.searchsorted(torch.where(ordered.isnan(), torch.inf, ordered), elements)
     found = ordered[place.clamp(max=ordered.numel() - 1)] == elements
@@ -112,9 +115,7 @@ def unfold_backward(grad: Tensor, input_sizes: Sequence[int], dim: int, size: in
     """Where windows do not overlap, elements in their places, with zeros between: a sum from 0 on, torch's own, loses the sign of
     a zero, which matters where memory is written through ``unfold``."""
     if not input_sizes or step < size:
-        from torch._decomp import decomposition_table
-
-        return decomposition_table[torch.ops.aten.unfold_backward.default](grad, input_sizes, dim, size, step)
+        return torchs(torch.ops.aten.unfold_backward.default)(grad, input_sizes, dim, size, step)
     dim %= len(input_sizes)
     inner = len(input_sizes) - dim - 1
     windows = torch.constant_pad_nd(grad.movedim(-1, dim + 1), [0, 0] * inner + [0, step - size])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from lowc.ir.index import constant, ix
 from lowc.ir.nodes import Alloc, Buffer, For, Load, Stmt, Store
-from lowc.ir.tiles import TMA, Box, box_of, is_dense, is_outlet
+from lowc.ir.tiles import TMA, Box, box_of, copy_nest, is_dense, is_outlet
 from lowc.ir.types import DType
 from lowc.ir.walk import statements
 
@@ -48,17 +48,10 @@ class Outlet:
 
 def drain(stmt: Stmt) -> Drain | None:
     """The Drain that ``stmt`` is, or None."""
-    if not isinstance(stmt, For) or stmt.kind.name != "instr" or stmt.kind.key != TMA:
+    found = copy_nest(stmt, (TMA,))
+    if found is None or found[1].buffer.space != "global":
         return None
-    loops: list[For] = []
-    inside: Stmt = stmt
-    while isinstance(inside, For):
-        if constant(inside.axis.extent) is None or len(inside.body) != 1 or (loops and inside.kind.name != "serial"):
-            return None
-        loops.append(inside)
-        inside = inside.body[0]
-    if not isinstance(inside, Store) or inside.reducer or inside.buffer.space != "global":
-        return None
+    loops, inside = found
     value = inside.value
     if not isinstance(value, Load) or value.mask is not None or value.dtype.kind != "f" or value.dtype.bytes not in (2, 4):
         return None
@@ -67,7 +60,7 @@ def drain(stmt: Stmt) -> Drain | None:
         return None
     if inside.buffer.dtype != strip.dtype or constant(strip.shape[-1]) != span(strip.dtype) or not is_dense(strip):
         return None
-    return Drain(tuple(loops), inside, strip)
+    return Drain(loops, inside, strip)
 
 
 def box(found: Drain) -> Box | None:

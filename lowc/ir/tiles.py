@@ -13,7 +13,7 @@ further rows, as many again, are those after them.  A tile lies along the depth,
 along its rows, ``[rows / 64, depth, 64]``; how the hardware swizzles it is between the fill and the product and not to be seen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lowc.ir.index import ZERO, Axis, Index, Opaque, Symbol, atoms, constant, floordiv, ix, mod, split
@@ -90,7 +90,22 @@ class Box:
 
 def fill(stmt: Stmt) -> Fill | None:
     """The Fill that ``stmt`` is, or None."""
-    if not isinstance(stmt, For) or stmt.kind.name != "instr" or stmt.kind.key not in FILLS:
+    found = copy_nest(stmt, FILLS)
+    if found is None or found[1].mask is not None:
+        return None
+    loops, inside = found
+    tile = inside.buffer
+    if tile.space != "shared" or tile.dtype.bits != 16 or inside.index != tuple([ix(f.axis) for f in loops]):
+        return None
+    if tile.shape != tuple([f.axis.extent for f in loops]) or constant(tile.shape[-1]) != SPAN:
+        return None
+    return Fill(loops[0].kind.key, loops, inside) if is_dense(tile) else None
+
+
+def copy_nest(stmt: Stmt, keys: Collection[str]) -> tuple[tuple[For, ...], Store] | None:
+    """The loops of an instruction of ``keys``, outermost first, and the store that each iteration makes; None for anything else.
+    How often they run is known, and nothing is reduced."""
+    if not isinstance(stmt, For) or stmt.kind.name != "instr" or stmt.kind.key not in keys:
         return None
     loops: list[For] = []
     inside: Stmt = stmt
@@ -99,14 +114,7 @@ def fill(stmt: Stmt) -> Fill | None:
             return None
         loops.append(inside)
         inside = inside.body[0]
-    if not isinstance(inside, Store) or inside.reducer or inside.mask is not None:
-        return None
-    tile = inside.buffer
-    if tile.space != "shared" or tile.dtype.bits != 16 or inside.index != tuple([ix(f.axis) for f in loops]):
-        return None
-    if tile.shape != tuple([f.axis.extent for f in loops]) or constant(tile.shape[-1]) != SPAN:
-        return None
-    return Fill(stmt.kind.key, tuple(loops), inside) if is_dense(tile) else None
+    return (tuple(loops), inside) if isinstance(inside, Store) and not inside.reducer else None
 
 
 def is_dense(tile: Buffer) -> bool:
