@@ -61,9 +61,10 @@ def into_copy_of_expanded(op: Any) -> Callable[..., Any]:
     tensors of torch 2.11 give the result the strides of what was expanded."""
 
     def replaced(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not any(type(s) is int and s == 0 and n != 1 for n, s in zip(self.shape, self.stride(), strict=True)):
+        expanded = any(type(s) is int and s == 0 and n != 1 for n, s in zip(self.shape, self.stride(), strict=True))
+        if not expanded or any(type(n) is int and n == 0 for n in self.shape):
             return NotImplemented
-        return op(self.clone(memory_format=torch.contiguous_format), *args, **kwargs)
+        return op(self.clone(), *args, **kwargs)
 
     return replaced
 

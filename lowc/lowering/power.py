@@ -104,11 +104,11 @@ def _logaddexp(b: Builder, exp: str, log: str) -> Callable[[Expr, Expr], Expr]:
         high = b.let(op("max", x, y))
         same = op("and", op("eq", op("abs", x), like(float("inf"), x)), op("eq", x, y))
         gap = op("neg", op("abs", op("sub", x, y)))
+        rest = op("log1p", op(exp, gap))
         if log == "log":
-            rest = op("log1p", op("exp", gap))
-        else:
-            rest = op("mul", op("log1p", op(exp, gap)), like(1.4426950408889634, x))
-        return select(same, x, op("add", high, rest))
+            return select(same, x, op("add", high, rest))
+        # rounded once: -1 beside -1 is then no 0, neither with eager's kernel, and a division by it no NaN
+        return select(same, x, op("fma", rest, like(1.4426950408889634, x), high))
 
     return formula
 

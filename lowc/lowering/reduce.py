@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import Index, prove_nonneg
+from lowc.ir.index import Index, constant, prove_nonneg
 from lowc.ir.nodes import Expr
 from lowc.ir.types import DType, accumulate_dtype, bool_, compute_dtype, f64, i64
 from lowc.lowering.builder import Builder, Operand, Row
@@ -240,6 +240,9 @@ def norm(
         wide = b.let(cast(cast(x, out.dtype), acc))
         return [op("mul", wide, wide)]
 
+    if order != 0.0 and all(constant(self.shape[d]) == 1 for d in dims):
+        # ATen's rule for one element, whose power need not be finite
+        return one(b, out, self, dims, lambda r: r.fold("max", acc, magnitude)[0])
     if order == 2.0:
         return one(b, out, self, dims, lambda r: op("sqrt", r.fold("add", acc, square)[0]))
     if order == 1.0:

@@ -162,6 +162,18 @@ def test_a_part_of_an_expanded_tensor_is_replaced(name: str, shape: tuple[int, .
     torch.testing.assert_close(*(torch.autograd.grad(r[0].square().sum(), w)[0] for r in (a, b)))
 
 
+@pytest.mark.parametrize("name", list(SCATTERS))
+def test_the_copy_of_an_expanded_tensor_keeps_the_order_of_its_dimensions(name: str) -> None:
+    x, y = torch.randn(4, 3).t()[:, :, None], torch.randn(3, 4, 2)
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return SCATTERS[name](x.expand(3, 4, 2), y if name != "diagonal" else y[:, :3].transpose(1, 2))
+
+    a, b = compiled(f)(x, y), f(x, y)
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert a.stride() == b.stride() != (8, 2, 1)
+
+
 EMPTY_SCATTERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Callable[[Tensor], Tensor]]] = {
     "select": ((1, 0), (4, 0), lambda x: torch.select_scatter(x, x.new_ones(0), 0, 1)),
     "select of a dimension of size 1": ((1, 0), (1, 4, 0), lambda x: torch.select_scatter(x, x.new_ones(1, 0), 1, -1)),
@@ -296,3 +308,26 @@ def test_isin_finds_infinities_beside_nan(dynamic: bool) -> None:
         x = torch.tensor([nan, inf, -inf, -0.0, 1.0, float(among[1])])
         for a, b in zip(ours(x, among), f(x, among), strict=True):
             assert a.tolist() == b.tolist()
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3, 0.5, -1.5, float("inf")])
+def test_the_norm_of_one_element_is_its_magnitude(order: float) -> None:
+    """Where its power has no finite value, or none but 0."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.linalg.vector_norm(x, order, [1]), torch.linalg.vector_norm(x, order), torch.linalg.vector_norm(x[0, 0, 0], order)
+
+    x = torch.tensor([1e30, -1e-30, -0.0, float("-inf"), float("nan")]).reshape(5, 1, 1)
+    for each in x.split(1):
+        for a, b in zip(compiled(f)(each), f(each), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_logaddexp2_rounds_once(dtype: torch.dtype) -> None:
+    """As eager's kernel: of -1 and -1 it is a small negative number, by which others are divided."""
+    x = torch.tensor([-1.0, -2.0, 0.5, -1.0], dtype=dtype)
+    y = torch.tensor([-1.0, -2.0, 0.5, -1.5], dtype=dtype)
+    ours, eager = compiled(torch.logaddexp2)(x, y), torch.logaddexp2(x, y)
+    assert ((ours == 0) == (eager == 0)).all() and ours[0].sign() == eager[0].sign()
+    torch.testing.assert_close(ours, eager, rtol=1e-6, atol=1e-7)
