@@ -36,6 +36,8 @@ SIZED: dict[str, Sized] = {
 }
 # Torch's own formula for this cell asks whether the batch is 1, unless it cannot know.
 UNKNOWN = {"lstm"}
+# Fake max_pool2d of torch 2.11 is for odd or for even sizes.
+GRAPHS = 2 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12) else 4
 FIRST = (5, 10)  # sizes that equal no other size of a model, which Dynamo would take for the same
 
 
@@ -104,7 +106,7 @@ def sweep(name: str, count: int, device: str) -> None:
             torch._dynamo.decorators.mark_unbacked(args[0], 0)
         taken += check(eager, exact, compiled, args)
     assert taken >= count * 3 // 5
-    assert counted.graphs <= 2
+    assert counted.graphs <= GRAPHS
 
 
 @pytest.mark.parametrize("name", SIZED)
@@ -170,7 +172,7 @@ def decode(steps: int, device: str) -> None:
         with torch.no_grad():
             cache = eager(ids, cache)[1]
     assert cache.shape[4] == steps + 1
-    assert counted.graphs <= 2
+    assert counted.graphs <= GRAPHS
 
 
 def test_decoding_with_a_growing_cache() -> None:
