@@ -71,7 +71,7 @@ def _symbol(symbol: Symbol, given: Sequence[Input]) -> manifest.Symbol:
 
 
 def places(module: Module, exported: "Exported") -> dict[str, tuple[str, int]]:
-    """What a call puts where code expects a buffer or a size of ``module``: by its name, kind and number as in the manifest.  Temps
+    """What a call puts where code expects a buffer or a size of ``module``: by name, kind and number as in the manifest.  Temps
     that are placed in the workspace are not among them."""
     found: dict[str, tuple[str, int]] = {"workspace": ("workspace", 0)}
     count = len(exported.inputs)

@@ -147,7 +147,7 @@ class FakeDriver:
     def wait_for(self, stream: int) -> None:
         self.log.append(("sync", stream))
 
-    def tensor_map(self, dtype: int, base: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], to: int) -> None:
+    def tensor_map(self, dtype: int, base: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], to: int):
         assert to % 64 == 0 and base % 16 == 0 and all(s % 16 == 0 for s in strides)
         self.log.append(("map", dtype, base, tuple(sizes), tuple(strides), tuple(box)))
 
