@@ -124,9 +124,9 @@ class GpuModel(Function):
         self._raise(self._late.take(), LATE)
         on, driver = self._on, self._on.driver
         far = [a for a, is_there in zip(given, there, strict=True) if is_there]
-        torchs = torch is not None and any(isinstance(a, torch.Tensor) for a in far)
-        if torchs:
-            stream = int(torch.cuda.current_stream(on.index).cuda_stream)
+        own = torch if torch is not None and any(isinstance(a, torch.Tensor) for a in far) else None
+        if own is not None:
+            stream = int(own.cuda.current_stream(on.index).cuda_stream)
         else:
             stream = next((s for s in map(stream_of, far) if s is not None), LEGACY)
         arrays: list[Any] = [
@@ -138,7 +138,7 @@ class GpuModel(Function):
         others = {v.stream for v in views if v.stream is not None} - {stream}
         for other in others:
             self._order(other, stream)
-        memory: Memory = TorchMemory(torch, on.index) if torchs else PoolMemory(on, stream)
+        memory: Memory = TorchMemory(own, on.index) if own is not None else PoolMemory(on, stream)
         try:
             inputs = [self._placed(array, memory, stream, n in self._aligned) for n, array in enumerate(arrays)]
             results = [self._result(output, memory.result, sizes) for output in self.outputs]
@@ -151,7 +151,9 @@ class GpuModel(Function):
         copied = any(isinstance(a, np.ndarray) and t.value is None for a, t in zip(arrays, self.inputs, strict=True))
         if copied or any(v.lent for v in views):
             driver.wait_for(stream)
-        return [r.view(torch.bfloat16) if torchs and _is_bf16(o) else r for r, o in zip(results, self.outputs, strict=True)]
+        if own is not None:
+            return [r.view(own.bfloat16) if _is_bf16(o) else r for r, o in zip(results, self.outputs, strict=True)]
+        return results
 
     def _order(self, first: int, second: int) -> None:
         """What ``second`` is given from now on runs after what ``first`` has been given."""
