@@ -337,7 +337,8 @@ def test_manifests_that_say_something_else(mlp: package.Package) -> None:
     one = {"param": 0, "dtype": "f32", "offset": 0, "sizes": [1], "strides": [], "box": [1]}
     for launch, match in [
         ({"grid": 1 << 20}, other), ({"grid": ["*", symbol, 100]}, other), ({"threads": [32, 1]}, other), ({"shared": 64}, other),
-        ({"params": first["params"][::-1]}, other), ({"step": 3}, other), ({"aligned": [0]}, other), ({"kernel": "k_other"}, other),
+        ({"params": first["params"][::-1]}, other), ({"step": 3}, other), ({"aligned": [0]}, other),
+        ({"kernel": "k_other"}, other),
         ({"threads": [2048, 1]}, "number of threads 2048"), ({"threads": [1024, 2]}, "number of threads 2048"),
         ({"threads": [128]}, "cannot be read"), ({"shared": 1 << 30}, "shared memory"), ({"step": -1}, "the step -1"),
         ({"grid": "other"}, "'other' is no size"), ({"params": [["weight", 99, 0]]}, "weight 99, which is not there"),
