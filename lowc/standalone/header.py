@@ -78,7 +78,7 @@ def text(manifest: Manifest, prefix: str) -> str:
         *(f"/* output {n}: {_output(output)} */" for n, output in enumerate(manifest.outputs)),
         *(f"/* size {s.name}: {s.low} to {'any' if s.high is None else s.high} */" for s in manifest.symbols),
         *(f"/* with {shown} */" for _, shown in manifest.conditions),
-        *([f"/* code for GPUs ({', '.join(gpus)}) is for Python alone: tensors here are in the host's memory */"] if gpus else []),
+        *([f"/* code for GPUs ({', '.join(gpus)}) is for Python alone: tensors here are the host's */"] if gpus else []),
         "",
         _FUNCTIONS.format(prefix=prefix, PREFIX=prefix.upper()),
         "#ifdef __cplusplus",
