@@ -127,6 +127,7 @@ def _summary(made: "Package", output: str, weights: str, sizes: Sequence[int], s
     about = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     for tensor in manifest.inputs:
         what = f"{tensor.dtype}[{_dims(tensor.shape)}]" if tensor.value is None else f"an integer, {_dims([tensor.value])}"
+        what = "an integer, the seed of random numbers; the system's if none is given" if tensor.drawn else what
         about.add_row("input", escape(f"{tensor.name}: {what}"))
     for result in manifest.outputs:
         shape = f": {result.dtype}[{_dims(result.shape)}]" if hasattr(result, "dtype") else ": a size"  # type: ignore[union-attr]

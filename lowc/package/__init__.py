@@ -105,6 +105,8 @@ def compile_program(
     from lowc.frontend.exported import program_graph
     from lowc.lowering.table import TABLE
 
+    if options and options.fallback_random:
+        raise OptionError("artifacts cannot draw eager's random numbers (fallback_random)", hint="they have lowc's own")
     levels, gpus = ordered(levels)
     options = (options or Options())._replace(matmul="own", isa="auto", strict_errors=True)
     steps = len(levels) + len(gpus) + 2

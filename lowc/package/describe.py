@@ -1,12 +1,13 @@
 """What the manifest of an artifact says of a model: inputs, outputs, weights, sizes, conditions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lowc import __version__
 from lowc.errors import LowcError
-from lowc.ir.graph import Input, Ref, TensorMeta
-from lowc.ir.index import FloorDiv, Index, Max, Min, Mod, Symbol, constant, split
+from lowc.ir.graph import Graph, Input, Ref, TensorMeta
+from lowc.ir.index import FloorDiv, Index, Max, Min, Mod, Symbol, atoms, constant, split
 from lowc.ir.nodes import Buffer, Module, View
 from lowc.options import Options
 from lowc.standalone import manifest
@@ -31,8 +32,8 @@ def described(exported: "Exported", name: str, options: Options) -> manifest.Man
             outputs.append(manifest.Size(title, tree_of(output)))
     return manifest.Manifest(
         name,
-        tuple(_symbol(symbol, given) for symbol in graph.symbols),
-        tuple(_number(i.name, i.meta) if isinstance(i.meta, Index) else _tensor(i.name, i.meta) for i in given),
+        tuple(_symbol(symbol, given, graph) for symbol in graph.symbols),
+        tuple(_input(i, exported) for i in given),
         tuple(_tensor(i.name, i.meta, key) for i, key in zip(fixed, exported.weights, strict=True)),
         tuple(outputs),
         exported.returns,
@@ -55,7 +56,14 @@ def _number(name: str, meta: Index) -> manifest.Tensor:
     return manifest.Tensor(name, "i64", (), (), value=tree_of(meta))
 
 
-def _symbol(symbol: Symbol, given: Sequence[Input]) -> manifest.Symbol:
+def _input(given: Input, exported: "Exported") -> manifest.Tensor:
+    if isinstance(given.meta, Index):
+        return _number(given.name, given.meta)
+    made = _tensor(given.name, given.meta)
+    return replace(made, drawn=True) if given.name == exported.seed else made
+
+
+def _symbol(symbol: Symbol, given: Sequence[Input], graph: Graph) -> manifest.Symbol:
     """Where the size ``symbol`` is found: factor * symbol + added is a dimension of an input, or an input that is an integer."""
     for number, each in enumerate(given):
         extents = enumerate(each.meta.shape) if isinstance(each.meta, TensorMeta) else ((manifest.ITSELF, each.meta),)
@@ -65,9 +73,15 @@ def _symbol(symbol: Symbol, given: Sequence[Input]) -> manifest.Symbol:
             scale, added = constant(factor), constant(rest)
             if scale and scale > 0 and added is not None:
                 return manifest.Symbol(symbol.name, symbol.lo, symbol.hi, (number, dim, scale, added))
-    raise LowcError(
-        f"the size {symbol.name} cannot be found from the sizes of the inputs", hint="sizes from data are not supported"
-    )
+    for node in graph.nodes:
+        sizes = [n for meta in node.outputs for n in (meta.shape if isinstance(meta, TensorMeta) else (meta,))]
+        if any(isinstance(n, Index) and symbol in atoms(n) for n in sizes):
+            raise LowcError(
+                f"data tells how large the result of {node.target} is, and sizes in an artifact follow from those of its inputs",
+                where=node.where,
+                hint="compute a mask of a known size instead, or leave the op outside of the model",
+            )
+    raise LowcError(f"the size {symbol.name} cannot be found from the sizes of the inputs")
 
 
 def places(module: Module, exported: "Exported") -> dict[str, tuple[str, int]]:

@@ -1,12 +1,13 @@
-"""Arguments and results in the host's memory: numpy's arrays, torch's tensors on the CPU, and integers."""
+"""Arguments and results in the host's memory: numpy's arrays, torch's tensors on the CPU, and numbers of Python's."""
 
+import secrets
 from operator import index
 from typing import Any
 
 import numpy as np
 
 from lowc.errors import LowcError
-from lowc.standalone.dtypes import shown
+from lowc.standalone.dtypes import numpy_dtype, shown
 from lowc.standalone.manifest import Size, Tensor
 
 
@@ -17,6 +18,8 @@ def host_array(given: Any, tensor: Tensor, torch: Any) -> np.ndarray:
         return _integer(given, tensor)
     if isinstance(given, np.ndarray):
         return given
+    if isinstance(given, int | float) and (tensor.drawn or not tensor.shape):
+        return _scalar(given, tensor)
     if isinstance(given, np.generic):
         return np.asarray(given)
     if torch is not None and isinstance(given, torch.Tensor):
@@ -33,6 +36,26 @@ def host_array(given: Any, tensor: Tensor, torch: Any) -> np.ndarray:
         except (TypeError, RuntimeError) as error:  # dtypes that numpy does not have
             raise LowcError(f"input {tensor.name} has dtype {given.dtype}, not {shown(tensor.dtype)}") from error
     raise LowcError(f"input {tensor.name} is a {type(given).__name__}, no array", hint="numpy.asarray makes one")
+
+
+def random_seed() -> int:
+    """A seed from the system's source of random numbers."""
+    return secrets.randbits(64) - (1 << 63)
+
+
+def _scalar(given: float, tensor: Tensor) -> np.ndarray:
+    """A number of Python's for an input without dimensions, or for a seed."""
+    if tensor.drawn:
+        return _integer(given, tensor).reshape(1)
+    dtype = numpy_dtype(tensor.dtype)
+    kinds = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float)}[dtype.kind]
+    if tensor.dtype == "bf16" or not isinstance(given, kinds) or (isinstance(given, bool) and dtype.kind != "b"):
+        what = f"input {tensor.name} is a {type(given).__name__}, and takes {shown(tensor.dtype)} of no dimensions"
+        raise LowcError(what, hint="numpy.asarray makes one")
+    try:
+        return np.asarray(given, dtype)
+    except OverflowError as error:
+        raise LowcError(f"input {tensor.name} is {given}, no {shown(tensor.dtype)}") from error
 
 
 def _integer(given: Any, tensor: Tensor) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lowc.errors import LowcError
+from lowc.standalone.arrays import random_seed
 from lowc.standalone.dtypes import fits, shown
 from lowc.standalone.manifest import ITSELF, Code, Manifest, Tensor
 from lowc.standalone.trees import value, values
@@ -42,7 +43,9 @@ class Function:
         self._again = again
 
     def __repr__(self) -> str:
-        inputs = ", ".join(f"{t.name}: {t.dtype}{list(t.shape)}" if t.value is None else f"{t.name}: int" for t in self.inputs)
+        inputs = ", ".join(
+            f"{t.name}: int" if t.value is not None or t.drawn else f"{t.name}: {t.dtype}{list(t.shape)}" for t in self.inputs
+        )
         return f"<lowc model {self.name}({inputs}), {self.level}>"
 
     def __reduce__(self) -> "tuple[Callable[..., Function], tuple[Any, ...]]":
@@ -72,14 +75,15 @@ class Function:
         names = [t.name for t in self.inputs]
         unknown = [name for name in named if name not in names]
         twice = [name for name in names[: len(args)] if name in named]
-        missing = [name for name in names[len(args) :] if name not in named]
+        drawn = {t.name: random_seed() for t in self.inputs[len(args) :] if t.drawn and t.name not in named}
+        missing = [name for name in names[len(args) :] if name not in named and name not in drawn]
         if unknown or twice or missing or len(args) > len(names):
             wrong = [f"no {', '.join(missing)}"] if missing else []
             wrong += [f"{', '.join(unknown)} is unknown"] if unknown else []
             wrong += [f"{', '.join(twice)} is given twice"] if twice else []
             wrong += [f"{len(args)} arguments are too many"] if len(args) > len(names) else []
             raise LowcError(f"{self.name} takes {', '.join(names) or 'no arguments'}: " + "; ".join(wrong))
-        return [*args, *(named[name] for name in names[len(args) :])]
+        return [*args, *(named[name] if name in named else drawn[name] for name in names[len(args) :])]
 
     def _sizes(self, arrays: Sequence[Given]) -> dict[str, int]:
         """The sizes that ``arrays`` tell, after a check of all that they must be."""

@@ -100,6 +100,8 @@ def _tensor(tensor: Tensor) -> str:
         dense = f", strides [{', '.join(map(size_text, tensor.strides))}]"
     if tensor.value is not None:
         return f"{tensor.name}, LOWC_I64 of rank 0: an integer, {size_text(tensor.value)}"
+    if tensor.drawn:
+        return f"{tensor.name}, LOWC_I64 [1]: the seed of random numbers"
     return f"{tensor.name}, LOWC_{tensor.dtype.upper()} [{', '.join(map(size_text, tensor.shape))}]{dense}"
 
 

@@ -32,7 +32,8 @@ ABI = 2
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """``key``: of a weight, its name in the weights' file.  ``device`` is "cpu".  ``value``: of an input that is an integer (0-d,
-    i64): what it must be, mostly the symbol that is found in it."""
+    i64): what it must be, mostly the symbol that is found in it.  ``drawn``: of the input that is the seed of random numbers
+    (i64, one element): a caller need not give it, the system then does."""
 
     name: str
     dtype: str
@@ -41,6 +42,7 @@ class Tensor:
     key: str = ""
     device: str = "cpu"
     value: Tree | None = None
+    drawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,4 +233,7 @@ def _tensor(data: Any, known: frozenset[str]) -> Tensor:
     if value is not None and (data["dtype"] != "i64" or shape):
         raise ValueError(f"{data['name']} is no integer")
     value = None if value is None else tree(value, known)
-    return Tensor(text(data["name"]), text(data["dtype"]), shape, strides, text(data["key"]), text(data["device"]), value)
+    drawn = bool(data.get("drawn", False))
+    if drawn and (data["dtype"], shape) != ("i64", (1,)):
+        raise ValueError(f"{data['name']} is no seed")
+    return Tensor(text(data["name"]), text(data["dtype"]), shape, strides, text(data["key"]), text(data["device"]), value, drawn)
