@@ -292,3 +292,17 @@ def test_without_torch(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), wanted, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(np.load(tmp_path / "out.npz")["output"], wanted, rtol=2e-5, atol=2e-5)
     assert lowc.load(tmp_path / "mlp.lowc", device=DEVICE).level == level()
+
+
+def test_random_numbers_and_floats() -> None:
+    def fn(x: torch.Tensor, scale: float) -> Any:
+        return F.dropout(x, 0.25, True) * scale, torch.randn(x.shape[0], 30), torch.randint(3, 9, (50,))
+
+    x = torch.ones(40, 50)
+    program = export(fn, (x, 0.5), dynamic=(None, torch.export.Dim.DYNAMIC))
+    made = package.compile_program(program, levels=("x86-64", level()))
+    here, model = made.load(), on_gpu(made)
+    for given in (x, x.cuda()):
+        for a, b in zip(model(given, 1.5, seed=7), here(x, 1.5, seed=7), strict=True):
+            torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(model(x, 1.5)[1], model(x, 1.5)[1])
