@@ -30,11 +30,13 @@ def add(commands: Any) -> None:
     parser.add_argument("--weights", default="", metavar="FILE", help="safetensors beside the artifact; default: inside")
     parser.add_argument(
         "--target", action="append", default=[], metavar="TARGET",
-        help="x86-64, x86-64-v2, -v3, -v4 or native, any number of times; default: x86-64, -v3 and -v4; sm_NN with --emit only",
+        help="x86-64, x86-64-v2, -v3, -v4, native, or a GPU as sm_90, any number of times; default: x86-64, -v3 and -v4",
     )  # fmt: skip
     parser.add_argument(
-        "--emit", default="", metavar="KINDS", help="also write, for each target: " + ", ".join(EXTENSIONS) + " (with commas)"
-    )
+        "--emit", default="", metavar="KINDS",
+        help="also write, for each target that has it: " + ", ".join(EXTENSIONS) + " (with commas)",
+    )  # fmt: skip
+    parser.add_argument("--cubin", action="store_true", help="code for GPUs also as ptxas assembles it, so that it loads faster")
     parser.add_argument("--dynamic", action="store_true", help="FILE.py:FN: every size of every input may differ in a call")
     parser.add_argument("--quiet", action="store_true", help="no progress, no summary")
     arguments.add_options(parser, short=False)
@@ -48,23 +50,17 @@ def run(chosen: argparse.Namespace) -> int:
     kinds = [kind for kind in chosen.emit.split(",") if kind]
     if unknown := [kind for kind in kinds if kind not in EXTENSIONS]:
         raise OptionError(f"--emit does not know {unknown[0]!r}", hint="it knows " + ", ".join(EXTENSIONS))
-    gpus = [t for t in chosen.target if t.startswith("sm_")]
-    levels = tuple(t for t in chosen.target if not t.startswith("sm_"))
-    levels = levels if chosen.target else package.DEFAULT_LEVELS
-    if ("ptx" in kinds) != bool(gpus):
-        raise OptionError("--emit ptx and --target sm_NN go together: artifacts for GPUs cannot be run yet")
+    levels = tuple(chosen.target) or package.DEFAULT_LEVELS
+    _check_kinds(kinds, levels, chosen.cubin)
     options = arguments.options(chosen)
     begin = time.perf_counter()
     name, program = _program(chosen)
     output = chosen.output or f"{name}.lowc"
     stem = output.removesuffix(".lowc")
-    for gpu in gpus:
-        _write(f"{stem}.{gpu}.ptx", package.ptx(program, gpu, options))
-    if not levels:
-        return 0
-    cpu_kinds = [kind for kind in kinds if kind != "ptx"]
     with _progress(chosen.quiet) as report:
-        made = package.compile_program(program, name=name, levels=levels, options=options, emit=cpu_kinds, report=report)
+        made = package.compile_program(
+            program, name=name, levels=levels, options=options, emit=kinds, cubin=chosen.cubin, report=report
+        )
         weights = chosen.weights and os.path.join(os.path.dirname(output), chosen.weights)
         sizes = made.save(output, weights_path=weights or None)
     for level, texts in made.texts.items():
@@ -73,6 +69,15 @@ def run(chosen: argparse.Namespace) -> int:
     if not chosen.quiet:
         _summary(made, output, weights, sizes, time.perf_counter() - begin)
     return 0
+
+
+def _check_kinds(kinds: Sequence[str], levels: Sequence[str], cubin: bool) -> None:
+    """Raises OptionError for what none of the targets has."""
+    gpus = [level for level in levels if level.startswith("sm_")]
+    if not gpus and (cubin or "ptx" in kinds):
+        raise OptionError(f"{'--cubin' if cubin else '--emit ptx'} is for GPUs", hint="--target sm_90 compiles for one")
+    if len(gpus) == len(levels) and (own := [kind for kind in kinds if kind in ("asm", "obj")]):
+        raise OptionError(f"--emit {own[0]} is for CPUs", hint="GPUs have ir, ll and ptx; --target x86-64-v3 compiles for a CPU")
 
 
 def _program(chosen: argparse.Namespace) -> tuple[str, Any]:
@@ -122,6 +127,7 @@ def _summary(made: "Package", output: str, weights: str, sizes: Sequence[int], s
     about = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     for tensor in manifest.inputs:
         what = f"{tensor.dtype}[{_dims(tensor.shape)}]" if tensor.value is None else f"an integer, {_dims([tensor.value])}"
+        what = "an integer, the seed of random numbers; the system's if none is given" if tensor.drawn else what
         about.add_row("input", escape(f"{tensor.name}: {what}"))
     for result in manifest.outputs:
         shape = f": {result.dtype}[{_dims(result.shape)}]" if hasattr(result, "dtype") else ": a size"  # type: ignore[union-attr]
@@ -136,7 +142,8 @@ def _summary(made: "Package", output: str, weights: str, sizes: Sequence[int], s
         table.add_column(title, justify=side)  # type: ignore[arg-type]
     for code in manifest.code:
         space = _bytes(code.workspace) if isinstance(code.workspace, int) else "by the sizes"
-        table.add_row(code.level, str(made.kernels[code.level]), _bytes(len(made.sections[code.section])), space)
+        sections = [code.section] + ([code.gpu.cubin] if code.gpu and code.gpu.cubin else [])
+        table.add_row(code.level, str(made.kernels[code.level]), _bytes(sum(len(made.sections[s]) for s in sections)), space)
     console.print(table)
     console.print(f"{escape(output)}: {_bytes(sizes[0])} in {seconds:.1f} s", highlight=False)
 

@@ -13,12 +13,13 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "run",
         help="run an artifact of lowc compile",
-        description="Runs an artifact on the arrays of an .npz file; needs numpy alone.",
+        description="Runs an artifact on the arrays of an .npz file; needs numpy alone, and cuda-bindings on a GPU.",
     )
     parser.add_argument("model", metavar="MODEL.lowc")
     parser.add_argument("-i", "--inputs", metavar="IN.npz", required=True, help="an array for each input, by name")
     parser.add_argument("-o", "--outputs", metavar="OUT.npz", required=True, help="is given an array for each output, by name")
-    parser.add_argument("--level", default=None, metavar="LEVEL", help="which code to run; default: the best for this processor")
+    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu (the default), or a GPU as cuda:0")
+    parser.add_argument("--level", default=None, metavar="LEVEL", help="which code to run; default: the best for the device")
     parser.add_argument("--time", type=int, default=0, metavar="N", help="call it N more times and print the median")
     parser.set_defaults(run=run)
 
@@ -28,7 +29,7 @@ def run(chosen: argparse.Namespace) -> int:
     from lowc.standalone.files import write_whole
     from lowc.standalone.loader import load
 
-    model = load(chosen.model, level=chosen.level)
+    model = load(chosen.model, level=chosen.level, device=chosen.device)
     arrays = read(chosen.inputs)
     import numpy as np
 

@@ -24,6 +24,7 @@ from torch.export.graph_signature import (
     SymIntArgument,
     TensorArgument,
 )
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from lowc.errors import LowcError
@@ -32,6 +33,8 @@ from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.guards import Condition, conditions
 from lowc.frontend.importer import import_graph
+from lowc.frontend.numbers import as_tensors
+from lowc.frontend.random import replace_random_ops
 from lowc.ir.graph import Graph, GraphArg, Input, Node, Ref, TensorMeta
 from lowc.ir.index import Index, contiguous_strides, ix
 
@@ -42,7 +45,8 @@ _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 class Exported:
     """``graph``: its inputs are ``inputs`` (tensors and integers of a call, by the user's names), then ``weights`` (by their
     names in the model).  ``outputs``: names of the graph's outputs.  ``returns``: see ``standalone.manifest.Manifest``.
-    ``conditions``: what sizes must be beyond their ranges, see ``guards``."""
+    ``conditions``: what sizes must be beyond their ranges, see ``guards``.  ``seed``: the name of the last of ``inputs``, if that
+    is the seed of random numbers (``random``); else ""."""
 
     graph: Graph
     inputs: tuple[str, ...]
@@ -50,6 +54,7 @@ class Exported:
     outputs: tuple[str, ...]
     returns: Any
     conditions: list[tuple[str, Condition]]
+    seed: str = ""
 
 
 def load_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
@@ -72,11 +77,12 @@ def export(
 ) -> torch.export.ExportedProgram:
     """``fn`` (a module, an FX graph or a function) exported for ``inputs``.
 
-    ``dynamic``: True for every size of every tensor, or what ``torch.export.export`` takes as ``dynamic_shapes``.  Raises
-    LowcError where torch cannot export it.
+    ``dynamic``: True for every size of every tensor, or what ``torch.export.export`` takes as ``dynamic_shapes``; a float or a
+    bool in whose place it has ``Dim.DYNAMIC`` becomes an input (``numbers``).  Raises LowcError where torch cannot export it.
     """
     module = fn if isinstance(fn, torch.nn.Module) else _module(fn)
     shapes = tuple(_all_dynamic(given) for given in inputs) if dynamic is True else dynamic
+    module, inputs, shapes = as_tensors(module, inputs, shapes)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -85,7 +91,9 @@ def export(
         what = f"torch.export cannot export it: {_first_line(error)}"
         if isinstance(error, UserError):  # whose next lines say which size, and what to write for it
             what += "".join(f"\n  {line.strip()}" for line in str(error).strip().splitlines()[1:6] if line.strip())
-        raise LowcError(what, hint="the model must be one graph of torch's") from error
+        data = isinstance(error, GuardOnDataDependentSymNode)
+        hint = "what data tells cannot choose what is computed: torch.where computes both"
+        raise LowcError(what, hint=hint if data else "the model must be one graph of torch's") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -118,17 +126,35 @@ def program_graph(program: torch.export.ExportedProgram, name: str, keep: Collec
     program = _taken_apart(program, keep)
     gm, signature = program.graph_module, program.graph_signature
     _check_pure(gm, signature)
+    seed = _seed(gm.graph) if replace_random_ops(gm.graph) else ""
     merge_equal_nodes(gm.graph)
     gm.graph.eliminate_dead_code()
     with _ranges(program):
         graph, constants = import_graph(gm, "inference")
     own = dict(zip((i.name for i in graph.inputs[len(graph.inputs) - len(constants) :]), constants, strict=True))
     given, weights, targets = _sorted_inputs(program, graph, own)
+    given += [i for i in graph.inputs if i.name == seed]
     graph, weights = _dense(graph, given, weights)
     graph, outputs, returns = _results(graph, program)
     metas = {i.name: i.meta for i in given}
     named = {targets[n]: w for n, w in weights.items()}
-    return Exported(graph, tuple(metas), named, outputs, returns, conditions(guards, metas))
+    return Exported(graph, tuple(metas), named, outputs, returns, conditions(guards, metas), seed)
+
+
+def _seed(graph: fx.Graph) -> str:
+    """Makes the draw that ``replace_random_ops`` has put into ``graph`` an input of it, whose name is returned."""
+    drawn = [node for node in graph.nodes if node.target is torch.ops.aten.randint.low and node.meta["val"].shape == (1,)]
+    draw = next(node for node in drawn if all(user.target is torch.ops.lowc.random.default for user in node.users))
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
+    name, taken = "seed", {node.name for node in graph.nodes}
+    while name in taken:
+        name += "_"
+    with graph.inserting_after(*last) if last else graph.inserting_before(next(iter(graph.nodes))):
+        seed = graph.placeholder(name)
+    seed.meta["val"] = draw.meta["val"]
+    draw.replace_all_uses_with(seed)
+    graph.erase_node(draw)
+    return seed.name
 
 
 def _taken_apart(program: torch.export.ExportedProgram, keep: Collection[str]) -> torch.export.ExportedProgram:

@@ -1,6 +1,8 @@
 """The exceptions for failed checks of generated code: eager's type, with the ops at fault and the user's line."""
 
 INDEX, DIVISION = 1, 2
+LATE = "reported late: the kernel ran in an earlier call"
+"""What is to be said of a check that failed on a GPU and was found only afterwards."""
 
 
 def failure(kind: int, origin: str, note: str = "") -> Exception | None:

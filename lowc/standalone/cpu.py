@@ -28,8 +28,9 @@ def best(codes: Sequence[Code], flags: frozenset[str] | None = None) -> Code:
         if have.issuperset(code.needs):
             return code
     if not known:
-        formats = ", ".join(sorted({code.format for code in codes})) or "nothing"
-        raise LowcError(f"the artifact has no code for a CPU, but {formats}", hint="lowc compile --target x86-64 adds it")
+        levels = ", ".join(code.level for code in codes) or "nothing"
+        hint = "lowc compile --target x86-64 adds it" + ('; device="cuda:0" loads it for a GPU' if codes else "")
+        raise LowcError(f"the artifact has no code for a CPU, but for {levels}", hint=hint)
     least = known[-1]
     missing = " ".join(sorted(set(least.needs) - have))
     raise LowcError(

@@ -27,3 +27,12 @@ def fits(dtype: "np.dtype[Any]", name: str) -> bool:
 def shown(name: str) -> str:
     """How messages call lowc's ``name``."""
     return "bfloat16 (its bits as uint16)" if name == "bf16" else _NUMPY.get(name, name)
+
+
+def dense(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Strides in bytes of contiguous elements of ``size`` bytes."""
+    strides: list[int] = []
+    for extent in reversed(shape):
+        strides.append(size)
+        size *= max(extent, 1)
+    return tuple(reversed(strides))

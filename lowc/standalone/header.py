@@ -59,6 +59,7 @@ def text(manifest: Manifest, prefix: str) -> str:
     """The header's content."""
     dtypes = ",\n".join(f"  LOWC_{name.upper()} = {number} /* {_C[name]} */" for name, number in NUMBERS.items())
     guard = f"{prefix.upper()}_H"
+    gpus = [code.level for code in manifest.code if code.gpu is not None]
     lines = [
         f"/* {manifest.name}, compiled by lowc {manifest.lowc}; numerics {manifest.numerics}, calls version {manifest.abi}. */",
         f"#ifndef {guard}",
@@ -77,6 +78,7 @@ def text(manifest: Manifest, prefix: str) -> str:
         *(f"/* output {n}: {_output(output)} */" for n, output in enumerate(manifest.outputs)),
         *(f"/* size {s.name}: {s.low} to {'any' if s.high is None else s.high} */" for s in manifest.symbols),
         *(f"/* with {shown} */" for _, shown in manifest.conditions),
+        *([f"/* code for GPUs ({', '.join(gpus)}) is for Python alone: tensors here are the host's */"] if gpus else []),
         "",
         _FUNCTIONS.format(prefix=prefix, PREFIX=prefix.upper()),
         "#ifdef __cplusplus",
@@ -98,6 +100,8 @@ def _tensor(tensor: Tensor) -> str:
         dense = f", strides [{', '.join(map(size_text, tensor.strides))}]"
     if tensor.value is not None:
         return f"{tensor.name}, LOWC_I64 of rank 0: an integer, {size_text(tensor.value)}"
+    if tensor.drawn:
+        return f"{tensor.name}, LOWC_I64 [1]: the seed of random numbers"
     return f"{tensor.name}, LOWC_{tensor.dtype.upper()} [{', '.join(map(size_text, tensor.shape))}]{dense}"
 
 

@@ -33,7 +33,8 @@ def write_library(
     weights = loader.weights_content(container, manifest)
     codes = [code for code in manifest.code if code.format == "elf"]
     if not codes or ENTRY not in container.sections:
-        raise LowcError(f"{path} has no code for a CPU", hint="lowc compile --target x86-64 adds it")
+        what = f"{path} has no code for a CPU, and that for GPUs is for Python alone" if manifest.code else f"{path} has no code"
+        raise LowcError(what, hint="lowc compile --target x86-64 adds it")
     inputs = [shared.Input(_section(container, ENTRY), {f"{OWN}_{name}": f"{prefix}_{name}" for name in FUNCTIONS})]
     for number, code in enumerate(codes):
         inputs.append(shared.Input(_section(container, code.section), {code.symbol: f"run.{number}"}))

@@ -1,42 +1,49 @@
-"""``load("model.lowc")``: an artifact as a function on numpy arrays, in a process with numpy and nothing else.
+"""``load("model.lowc")``: an artifact as a function on arrays, in a process with numpy and nothing else (cuda.bindings on a GPU).
 
-    file ─ container (checksums) ─ manifest ─ weights, code for this processor ─ linker ─ Model
+    file ─ container (checksums) ─ manifest ─ weights ─┬─ code for this processor ─ linker ─ Model
+                                                       └─ code for a GPU ─ driver ─ GpuModel
 """
 
 import ctypes
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lowc.errors import LowcError
 from lowc.runtime.linker import Library
-from lowc.standalone import cpu, threads, weights
+from lowc.standalone import cpu, gpu_choice, threads, weights
 from lowc.standalone.call import Model
 from lowc.standalone.container import Container
 from lowc.standalone.dtypes import numpy_dtype
 from lowc.standalone.files import read_file
-from lowc.standalone.manifest import ABI, READING, Manifest, Tensor, from_json, interface
+from lowc.standalone.function import Function
+from lowc.standalone.manifest import ABI, CHECK_BYTES, READING, Code, Manifest, Tensor, from_json, interface
+
+if TYPE_CHECKING:
+    from lowc.standalone.gpu_device import GpuDevice
 
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _AGAIN = "copy or compile it again"
 
 
-def load(path: str | os.PathLike[str], *, level: str | None = None) -> Model:
-    """The function in the artifact ``path``, ready to be called.
+def load(path: str | os.PathLike[str], *, level: str | None = None, device: Any = "cpu") -> Function:
+    """The function in the artifact ``path``, ready to be called: a ``Model``, or a ``GpuModel`` on a GPU.
 
-    ``level``: which of its codes to take, as "x86-64-v3"; the best that this processor runs if None.  The whole file is read and
-    checked first.  Raises ArtifactError for a file that is no artifact, damaged or of another version; LowcError if its weights
-    are missing or this processor cannot run it.
+    ``level``: which of its codes to take, as "x86-64-v3" or "sm_90"; the best that this processor, or the GPU, runs if None.
+    ``device``: "cpu", or a GPU as "cuda:0".  The whole file is read and checked first.  Raises ArtifactError for a file that is
+    no artifact, damaged or of another version; LowcError if its weights are missing, this processor or GPU cannot run it, or
+    there is no driver.
     """
-    return load_content(read_file(path), os.fspath(path), level=level, file=os.path.abspath(os.fsdecode(path)))
+    file = os.path.abspath(os.fsdecode(path))
+    return load_content(read_file(path), os.fspath(path), level=level, device=device, file=file)
 
 
-def reloaded(file: str, level: str | None, digest: str) -> Model:
-    """What a pickled Model is: ``load(file, level=level)``, if that is still the file it came from.
+def reloaded(file: str, level: str | None, digest: str, device: str = "cpu") -> Function:
+    """What a pickled Function is: ``load(file, level=level, device=device)``, if that is still the file it came from.
 
     ``digest``: of its Container.  Raises LowcError if the file is gone, or another one; else what ``load`` raises."""
     if not os.path.exists(file):
@@ -50,12 +57,21 @@ def reloaded(file: str, level: str | None, digest: str) -> Model:
             f"{file} is not the artifact that the model was loaded from before it was pickled: it has been changed",
             hint="lowc.load loads the new one, which can be pickled as well",
         )
-    return load_content(content, file, level=level, file=file)
+    return load_content(content, file, level=level, device=device, file=file)
 
 
-def load_content(content: memoryview, path: str, *, level: str | None = None, file: str = "") -> Model:
+def load_content(
+    content: memoryview,
+    path: str,
+    *,
+    level: str | None = None,
+    device: Any = "cpu",
+    file: str = "",
+    on: "GpuDevice | None" = None,
+) -> Function:
     """``load`` for the content of a file; ``path``: where the weights lie beside it, and what messages call it.  ``file``: where
-    another process finds it; "" if nowhere."""
+    another process finds it; "" if nowhere.  ``on``: the GPU, if it is known."""
+    index = gpu_choice.index_of(device)
     container = Container(content, path)
     container.check()
     manifest = read_manifest(container)
@@ -64,11 +80,32 @@ def load_content(content: memoryview, path: str, *, level: str | None = None, fi
     if level is not None and not codes:
         levels = ", ".join(c.level for c in manifest.code)
         raise LowcError(f"{path} has no code for {level}", hint=f"it has {levels}")
+    again = (reloaded, (file, level, container.digest, str(device))) if file else None
+    if on is not None or index is not None:
+        return _on_gpu(container, manifest, codes, constants, again, on or _device(index or 0))
     code = cpu.best(codes)
-
     library = Library(bytes(container.section(code.section)), (code.symbol,), threads.functions(container.section))
-    again = (reloaded, (file, level, container.digest)) if file else None
     return Model(manifest, code, constants, _RUN(library.address(code.symbol)), (library,), again)
+
+
+def _device(index: int) -> "GpuDevice":
+    from lowc.standalone.gpu_device import device
+
+    return device(index)
+
+
+def _on_gpu(
+    container: Container, manifest: Manifest, codes: Sequence[Code], constants: Sequence[np.ndarray], again: Any, on: "GpuDevice"
+) -> Function:
+    from lowc.standalone.gpu import GpuModel
+    from lowc.standalone.launcher import loaded
+
+    code = gpu_choice.best(codes, on.name, on.capability, on.version)
+    gpu = gpu_choice.gpu_of(code)
+    cubin = container.section(gpu.cubin) if gpu.cubin and gpu.capability == on.capability else b""
+    with on.driver.inside(on.context):
+        functions = loaded(on.driver, bytes(container.section(code.section)[:-CHECK_BYTES]), bytes(cubin), gpu)
+    return GpuModel(manifest, code, constants, functions, on, again)
 
 
 def read_manifest(container: Container) -> Manifest:
@@ -83,7 +120,7 @@ def read_manifest(container: Container) -> Manifest:
     except READING as error:
         raise container.error(f"its manifest cannot be read ({type(error).__name__}: {error})", _AGAIN) from error
     for code in manifest.code:
-        if code.format == "elf" and container.section(code.section)[-32:] != interface(manifest, code.slots, code.workspace):
+        if code.format in ("elf", "ptx") and container.section(code.section)[-CHECK_BYTES:] != interface(manifest, code):
             raise container.error(f"its code for {code.level} was compiled for other sizes than its manifest says", _AGAIN)
     return manifest
 

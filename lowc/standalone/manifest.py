@@ -1,7 +1,7 @@
 """What an artifact says of itself, as plain data and as JSON.
 
-Sizes that are known only when called are trees of numbers, names and operations, ``["+", ["*", 4, "s0"], 1]``: ``value`` does the
-arithmetic; comparisons are 1 or 0.  A tensor has a name, a dtype (lowc's names: "f32"), sizes and strides in elements.
+Sizes that are known only when called are ``trees``.  A tensor has a name, a dtype (lowc's names: "f32"), sizes and strides in
+elements.
 
     {"abi": 2, "name": "model", "lowc": "0.1.0", "numerics": "fast",
      "symbols": [{"name": "s0", "low": 2, "high": 64, "from": [input, dimension, factor, added]}, ...],
@@ -9,30 +9,31 @@ arithmetic; comparisons are 1 or 0.  A tensor has a name, a dtype (lowc's names:
      "conditions": [[tree that is not 0, as a person reads it], ...], "weights_file": null or {"name", "size", "sha256"},
      "code": [{"level": "x86-64-v3", "needs": [flags of /proc/cpuinfo], "section": "x86-64-v3.o", "format": "elf",
                "symbol": function, "slots": [["input", 0], ["weight", 3], ["output", 0], ["workspace", 0], ["symbol", 0], ...],
-               "workspace": tree, "checks": {number of a step: ops and lines}}, ...]}
+               "workspace": tree, "checks": {number of a step: ops and lines}, "gpu": null, or see ``launches``}, ...]}
 
-``code`` lists the best first; a reader skips formats that it does not know (PTX, one day).  Behind each code lies
-``interface``, a checksum of what it was compiled for: its accesses are right for those sizes alone.
+``code`` lists the best first, those for GPUs (format "ptx") behind those for CPUs; a reader skips formats that it does not know.
+Behind each code lies ``interface``, a checksum of what it was compiled for: its accesses are right for those sizes alone.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
+from lowc.standalone import launches
 from lowc.standalone.dtypes import NUMBERS
+from lowc.standalone.trees import Tree, number, text, tree
 
 ABI = 2
 """What native code expects of its caller: one pointer to 8-byte slots as ``slots`` lists them; 0 or an error code comes back."""
-
-Tree = int | str | list[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """``key``: of a weight, its name in the weights' file.  ``device`` is "cpu".  ``value``: of an input that is an integer (0-d,
-    i64): what it must be, mostly the symbol that is found in it."""
+    i64): what it must be, mostly the symbol that is found in it.  ``drawn``: of the input that is the seed of random numbers
+    (i64, one element): a caller need not give it, the system then does."""
 
     name: str
     dtype: str
@@ -41,6 +42,7 @@ class Tensor:
     key: str = ""
     device: str = "cpu"
     value: Tree | None = None
+    drawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,10 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Native code for processors that have all of ``needs``, in ``section``.  ``format``: "elf", an object file, whose function
-    ``symbol`` does a call.  ``workspace``: bytes.  ``checks``: the ops of each step that may fail."""
+    """Code in ``section``.  ``workspace``: bytes.  ``checks``: the ops of each step that may fail.
+
+    ``format`` "elf": an object file for processors that have all of ``needs``; its function ``symbol`` does a call on ``slots``.
+    "ptx": text for GPUs (``level`` is "sm_90"); ``gpu`` says which, and what a call launches."""
 
     level: str
     needs: tuple[str, ...]
@@ -78,6 +82,7 @@ class Code:
     workspace: Tree
     checks: Mapping[str, str]
     format: str = "elf"
+    gpu: launches.Gpu | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +110,16 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
     return asdict(manifest)
 
 
-def interface(manifest: Manifest, slots: Sequence[tuple[str, int]], workspace: Tree) -> bytes:
-    """The 32 bytes behind the code that expects its memory in ``slots``: of all that decides how large that memory is."""
+CHECK_BYTES = 32
+
+
+def interface(manifest: Manifest, code: Code) -> bytes:
+    """The 32 bytes behind ``code``: of all that decides where its memory is and how large it is."""
     tensors = [list(map(_interface, part)) for part in (manifest.inputs, manifest.weights, manifest.outputs)]
     symbols = [(s.name, s.low, s.high, s.source) for s in manifest.symbols]
-    conditions = [tree for tree, _ in manifest.conditions]
-    return sha256(json.dumps([symbols, tensors, conditions, slots, workspace]).encode()).digest()
+    conditions = [condition for condition, _ in manifest.conditions]
+    gpu = [] if code.gpu is None else [asdict(code.gpu)]
+    return sha256(json.dumps([symbols, tensors, conditions, code.slots, code.workspace, *gpu]).encode()).digest()
 
 
 def _interface(item: Tensor | Size) -> Any:
@@ -127,25 +136,26 @@ READING = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Recur
 def from_json(data: Any) -> Manifest:
     """The manifest that ``to_json`` wrote.  Raises one of READING for anything else."""
     symbols = tuple(
-        Symbol(_text(s["name"]), _int(s["low"]), None if s["high"] is None else _int(s["high"]), _four(s["source"]))
+        Symbol(text(s["name"]), number(s["low"]), None if s["high"] is None else number(s["high"]), _four(s["source"]))
         for s in data["symbols"]
     )
     known = frozenset(s.name for s in symbols)
+    counts = {"symbol": len(symbols), "workspace": 1} | {part[:-1]: len(data[part]) for part in ("inputs", "weights", "outputs")}
     made = Manifest(
-        _text(data["name"]),
+        text(data["name"]),
         symbols,
         tuple(_tensor(t, known) for t in data["inputs"]),
         tuple(_tensor(t, known) for t in data["weights"]),
         tuple(
-            _tensor(t, known) if "dtype" in t else Size(_text(t["name"]), _tree(t["value"], known)) for t in data["outputs"]
+            _tensor(t, known) if "dtype" in t else Size(text(t["name"]), tree(t["value"], known)) for t in data["outputs"]
         ),
         data["returns"],
-        tuple((_tree(tree, known), _text(shown)) for tree, shown in data["conditions"]),
-        tuple(_code(c, known) for c in data["code"]),
-        _text(data["numerics"]),
-        _text(data["lowc"]),
+        tuple((tree(condition, known), text(shown)) for condition, shown in data["conditions"]),
+        tuple(_code(c, known, counts) for c in data["code"]),
+        text(data["numerics"]),
+        text(data["lowc"]),
         _file(data["weights_file"]),
-        _int(data["abi"]),
+        number(data["abi"]),
     )
     _check(made)
     return made
@@ -153,21 +163,20 @@ def from_json(data: Any) -> Manifest:
 
 def _check(made: Manifest) -> None:
     """Raises ValueError if something refers to what is not there."""
-    counts = {
-        "input": len(made.inputs), "weight": len(made.weights), "output": len(made.outputs), "symbol": len(made.symbols),
-        "workspace": 1,
-    }  # fmt: skip
     for code in made.code:
-        for kind, number in code.slots:
-            if not 0 <= number < counts.get(kind, 0) or (kind == "output" and isinstance(made.outputs[number], Size)):
-                raise ValueError(f"a slot holds {kind} {number}, which is not there")
+        if (code.format == "ptx") != (code.gpu is not None):
+            raise ValueError(f"the code for {code.level} does not say how it is launched")
+        params = [(kind, n) for launch in code.gpu.launches for kind, n, _ in launch.params] if code.gpu else []
+        for kind, n in (*code.slots, *params):
+            if (kind == "output" and isinstance(made.outputs[n], Size)) or (kind == "input" and made.inputs[n].value is not None):
+                raise ValueError(f"code takes {kind} {n} for a tensor, which it is not")
     for symbol in made.symbols:
-        number, dim, factor, _ = symbol.source
-        source = made.inputs[number] if 0 <= number < len(made.inputs) else None
+        n, dim, factor, _ = symbol.source
+        source = made.inputs[n] if 0 <= n < len(made.inputs) else None
         there = source and (source.value is not None if dim == ITSELF else 0 <= dim < len(source.shape))
         if not there or factor < 1:
             raise ValueError(f"the size {symbol.name} is not where it should be")
-    if any(not 0 <= number < len(made.outputs) for number in _leaves(made.returns)):
+    if any(not 0 <= n < len(made.outputs) for n in _leaves(made.returns)):
         raise ValueError("an output is returned that is not there")
 
 
@@ -177,51 +186,45 @@ def _leaves(structure: Any) -> list[int]:
     kind, inner = structure
     if (kind, type(inner)) not in (("tuple", list), ("list", list), ("dict", dict)):
         raise ValueError(f"results come in a {kind}")
-    return [number for part in (inner.values() if kind == "dict" else inner) for number in _leaves(part)]
+    return [n for part in (inner.values() if kind == "dict" else inner) for n in _leaves(part)]
 
 
-def _code(data: Any, known: frozenset[str]) -> Code:
+def _code(data: Any, known: frozenset[str], counts: Mapping[str, int]) -> Code:
     return Code(
-        _text(data["level"]),
-        tuple(map(_text, data["needs"])),
-        _text(data["section"]),
-        _text(data["symbol"]),
-        tuple((_text(kind), _int(number)) for kind, number in data["slots"]),
-        _tree(data["workspace"], known),
-        {_text(step): _text(what) for step, what in data["checks"].items()},
-        _text(data["format"]),
+        text(data["level"]),
+        tuple(map(text, data["needs"])),
+        text(data["section"]),
+        text(data["symbol"]),
+        tuple(_slot(kind, n, counts) for kind, n in data["slots"]),
+        tree(data["workspace"], known),
+        {text(step): text(what) for step, what in data["checks"].items()},
+        text(data["format"]),
+        launches.read(data["gpu"], known, counts) if data.get("gpu") else None,
     )
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _int(value: Any) -> int:
-    """A number that native code can hold."""
-    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"{value!r} is no number of 64 bits")
-    return value
+def _slot(kind: Any, place: Any, counts: Mapping[str, int]) -> tuple[str, int]:
+    if not 0 <= number(place) < counts.get(text(kind), 0):
+        raise ValueError(f"a slot holds {kind} {place}, which is not there")
+    return kind, place
 
 
 def _file(row: Any) -> Mapping[str, Any] | None:
     if row is None:
         return None
-    name = _text(row["name"])
+    name = text(row["name"])
     if "/" in name or name in ("", ".", ".."):
         raise ValueError(f"{name!r} is no name of a file")
-    return {"name": name, "size": _int(row["size"]), "sha256": _text(row["sha256"])}
+    return {"name": name, "size": number(row["size"]), "sha256": text(row["sha256"])}
 
 
 def _four(value: Any) -> tuple[int, int, int, int]:
-    a, b, c, d = map(_int, value)
+    a, b, c, d = map(number, value)
     return a, b, c, d
 
 
 def _tensor(data: Any, known: frozenset[str]) -> Tensor:
-    shape, strides = (tuple(_tree(n, known) for n in data[what]) for what in ("shape", "strides"))
+    shape, strides = (tuple(tree(n, known) for n in data[what]) for what in ("shape", "strides"))
     if len(shape) != len(strides):
         raise ValueError(f"{data['name']} has {len(shape)} sizes and {len(strides)} strides")
     if data["dtype"] not in NUMBERS:
@@ -229,41 +232,8 @@ def _tensor(data: Any, known: frozenset[str]) -> Tensor:
     value = data.get("value")
     if value is not None and (data["dtype"] != "i64" or shape):
         raise ValueError(f"{data['name']} is no integer")
-    value = None if value is None else _tree(value, known)
-    return Tensor(_text(data["name"]), _text(data["dtype"]), shape, strides, _text(data["key"]), _text(data["device"]), value)
-
-
-def _tree(data: Any, known: frozenset[str]) -> Tree:
-    if isinstance(data, str) and data in known:
-        return data
-    if type(data) is int:
-        return _int(data)
-    if isinstance(data, list) and len(data) == 3 and data[0] in OPERATIONS:
-        return [data[0], _tree(data[1], known), _tree(data[2], known)]
-    raise ValueError(f"{data!r} is no size")
-
-
-OPERATIONS = ("+", "*", "//", "%", "min", "max", "<", "<=", "==", "!=")
-
-
-def value(tree: Tree, sizes: Mapping[str, int]) -> int:
-    """What ``tree`` comes to; divisors below 1 count as 1, as in native code."""
-    if isinstance(tree, int):
-        return tree
-    if isinstance(tree, str):
-        return sizes[tree]
-    name, a, b = tree[0], value(tree[1], sizes), value(tree[2], sizes)
-    if name == "+":
-        return a + b
-    if name == "*":
-        return a * b
-    if name in ("//", "%"):
-        return a // max(b, 1) if name == "//" else a % max(b, 1)
-    if name in ("min", "max"):
-        return min(a, b) if name == "min" else max(a, b)
-    return int({"<": a < b, "<=": a <= b, "==": a == b, "!=": a != b}[name])
-
-
-def values(trees: Sequence[Tree], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Each of ``trees``."""
-    return tuple([tree if isinstance(tree, int) else value(tree, sizes) for tree in trees])
+    value = None if value is None else tree(value, known)
+    drawn = bool(data.get("drawn", False))
+    if drawn and (data["dtype"], shape) != ("i64", (1,)):
+        raise ValueError(f"{data['name']} is no seed")
+    return Tensor(text(data["name"]), text(data["dtype"]), shape, strides, text(data["key"]), text(data["device"]), value, drawn)

@@ -100,12 +100,13 @@ def test_manifests_that_are_none(mlp_file: Path) -> None:
     refused(changed(good, returns=["tuple", [0, 1]]), "returned that is not there")
     refused(changed(good, code=[]), "no code for a CPU")
     code = json.loads(bytes(Container(memoryview(good), "").section("manifest")))["code"]
-    refused(changed(good, code=[c | {"format": "ptx"} for c in code]), "but ptx")
+    refused(changed(good, code=[c | {"format": "spirv"} for c in code]), "no code for a CPU, but for x86-64-v3, x86-64")
+    refused(changed(good, code=[c | {"format": "ptx"} for c in code]), "does not say how it is launched")
     refused(changed(good, code=[c | {"needs": ["avx9000"]} for c in code]), "there is no avx9000")
     refused(changed(good, code=[c | {"slots": [["weight", 99]]} for c in code]), "weight 99, which is not there")
     refused(changed(good, code=[c | {"section": "none"} for c in code]), "no section none")
     refused(changed(good, code=[c | {"symbol": "other"} for c in code]), "has no other")
-    load_content(memoryview(changed(good, code=[code[0] | {"format": "ptx"}, code[1]])), "")
+    load_content(memoryview(changed(good, code=[code[0] | {"format": "spirv"}, code[1]])), "")
 
 
 def test_manifests_for_other_sizes(mlp_file: Path) -> None:

@@ -223,7 +223,7 @@ def test_commands_report_errors(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["compile", str(tmp_path / "none.pt2")], "there is no file"),
         (["compile", str(tmp_path / "bad.pt2")], "cannot be read"),
         (["compile", "model.pt2", "--emit", "exe"], "does not know 'exe'"),
-        (["compile", "model.pt2", "--emit", "ptx"], "go together"),
+        (["compile", "model.pt2", "--emit", "ptx"], "is for GPUs"),
         (["run", str(tmp_path / "bad.pt2"), "-i", str(tmp_path / "in.npz"), "-o", out], "no artifact of lowc"),
         (["run", str(mlp_file), "-i", str(tmp_path / "none.npz"), "-o", out], "cannot be read: No such file"),
         (["run", str(mlp_file), "-i", str(tmp_path / "bad.pt2"), "-o", out], "cannot be read"),

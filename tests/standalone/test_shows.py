@@ -14,6 +14,9 @@ from lowc import package
 from lowc.cli import main
 from lowc.errors import LowcError
 from lowc.frontend.exported import export
+from lowc.standalone.container import Container
+from lowc.standalone.files import read_file
+from lowc.standalone.loader import read_manifest
 
 RUN = """
 import sys, time
@@ -153,7 +156,7 @@ def test_ptx(tmp_path: Path) -> None:
     command = ["compile", f"{tmp_path / 'soft.py'}:soft", "-o", str(tmp_path / "s.lowc"), "--target", "sm_90", "--emit", "ptx"]
     assert main(command) == 0
     assert ".target sm_90" in (tmp_path / "s.sm_90.ptx").read_text()
-    assert not (tmp_path / "s.lowc").exists()
+    assert [c.level for c in read_manifest(Container(read_file(tmp_path / "s.lowc"), "")).code] == ["sm_90"]
 
 
 def test_derived_sizes() -> None:

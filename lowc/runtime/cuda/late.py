@@ -10,9 +10,7 @@ from threading import Lock
 
 from lowc.artifact import Artifact
 from lowc.ir.nodes import Launch
-from lowc.runtime.failures import failure
-
-LATE = "reported late: the kernel ran in an earlier call"
+from lowc.runtime.failures import LATE, failure
 
 _lock = Lock()
 _firsts: list[int] = []

@@ -7,11 +7,14 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lowc.artifact import Entry, Usage, kernel_at
 from lowc.errors import CodegenError
-from lowc.runtime.cuda.device import Device
 from lowc.trace import keep
+
+if TYPE_CHECKING:
+    from lowc.runtime.cuda.device import Device
 
 log = logging.getLogger("lowc")
 
@@ -35,7 +38,7 @@ class CudaModule:
 
     def __init__(
         self,
-        device: Device,
+        device: "Device",
         ptx: bytes,
         entries: Mapping[str, Entry],
         dump: str = "",

@@ -1,0 +1,432 @@
+"""Artifacts for GPUs where there is none: what is in the file, which code is chosen, what a call asks of the driver."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from fake_gpu import FakeDriver, OnFake, fetched, load, sections
+from test_damage import changed
+
+import lowc
+from lowc import package
+from lowc.backends.nvptx import assembler
+from lowc.cli import main
+from lowc.errors import LowcError
+from lowc.frontend.exported import export
+from lowc.runtime.cuda.direct import LEGACY
+from lowc.standalone import gpu_choice, manifest
+from lowc.standalone.gpu_device import GpuDevice
+from lowc.standalone.library import write_library
+from lowc.standalone.loader import load_content
+from lowc.standalone.trees import value
+
+BATCH = torch.export.Dim("batch", max=64)
+
+
+def compiled(fn: Any, inputs: tuple[Any, ...], dynamic: Any = None, levels: tuple[str, ...] = ("sm_90",)) -> package.Package:
+    return package.compile_program(export(fn, inputs, dynamic=dynamic), name="m", levels=levels, emit=("ir",))
+
+
+@pytest.fixture(scope="module")
+def mlp() -> package.Package:
+    model, inputs = models.mlp()
+    return compiled(model, inputs, ({0: BATCH},), ("x86-64-v3", "sm_90", "sm_80"))
+
+
+@pytest.fixture(scope="module")
+def eager() -> Any:
+    return models.mlp()[0]
+
+
+def launches(driver: FakeDriver) -> list[tuple[Any, ...]]:
+    return [entry[1:] for entry in driver.log if entry[0] == "launch"]
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("name,level", [("mlp", "sm_70"), ("resnet", "sm_90"), ("gpt", "sm_80")])
+def test_models(name: str, level: str) -> None:
+    model, inputs = getattr(models, name)()
+    made, driver = load(compiled(model, inputs, levels=(level,)), level=level)
+    with torch.no_grad():
+        torch.testing.assert_close(made(*inputs), model(*inputs), rtol=1e-5, atol=1e-5)
+    assert made.level == level and made.device == "cuda:0"
+    assert all(stream == driver.log[-1][1] for *_, stream in launches(driver))  # the one that is waited for
+    assert len(driver.live) == 1, "weights alone stay"
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 64])
+def test_sizes_that_differ(mlp: package.Package, eager: Any, count: int) -> None:
+    model, driver = load(mlp)
+    x = torch.randn(count, 19)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), eager(x), rtol=1e-5, atol=1e-5)
+    assert [(kernel, blocks) for kernel, blocks, *_ in launches(driver)] == [
+        (launch.kernel, blocks)
+        for launch in gpu_choice.gpu_of(model.code).launches
+        if (blocks := value(launch.grid, {mlp.manifest.symbols[0].name: count})) > 0
+    ]
+
+
+def test_a_product_with_tensor_maps() -> None:
+    linear = torch.nn.Linear(256, 512).bfloat16()
+    rows = torch.export.Dim("rows", min=2, max=999)
+    model, driver = load(compiled(linear, (torch.randn(300, 256).bfloat16(),), ({0: rows},)))
+    x = torch.randn(130, 256).bfloat16()
+    found = model(x)
+    with torch.no_grad():
+        torch.testing.assert_close(found, linear(x), rtol=2e-2, atol=2e-2)
+    maps = [entry[1:] for entry in driver.log if entry[0] == "map"]
+    assert [(dtype, sizes, strides) for dtype, _, sizes, strides, _ in maps] == [
+        (9, (256, 130), (512,)), (9, (256, 512), (512,)), (9, (512, 130), (1024,)),
+    ]  # fmt: skip
+    assert any(shared > 100_000 for _, _, _, shared, _ in launches(driver))
+
+
+# ---------------------------------------------------------------- arrays in the GPU's memory
+
+
+def test_arrays_there_stay_there(mlp: package.Package, eager: Any) -> None:
+    model, driver = load(mlp)
+    driver.log.clear()
+    x = np.random.default_rng(0).standard_normal((7, 19), np.float32)
+    given = OnFake(driver, x, stream=0x42)
+    result = model(given)
+    assert {stream for *_, stream in launches(driver)} == {0x42}
+    assert not [entry for entry in driver.log if entry[0] in ("in", "out", "sync", "copy")]
+    shown = result.__cuda_array_interface__
+    assert shown["stream"] == 0x42 and shown["shape"] == (7, 7) and shown["typestr"] == "<f4"
+    with torch.no_grad():
+        np.testing.assert_allclose(fetched(driver, result), eager(torch.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(result.numpy(), fetched(driver, result))
+    before = len(driver.live)
+    address = result.address
+    del result
+    assert address not in driver.live and len(driver.live) == before - 1
+
+
+def test_a_result_is_an_argument(mlp: package.Package) -> None:
+    model, driver = load(compiled(lambda x: x * 2, (torch.randn(4, 3),)))
+    first = model(OnFake(driver, np.ones((4, 3), np.float32)))
+    np.testing.assert_array_equal(model(model(first)).numpy(), np.full((4, 3), 8, np.float32))
+    assert {stream for *_, stream in launches(driver)} == {LEGACY}
+
+
+def test_streams_wait_for_one_another() -> None:
+    model, driver = load(compiled(lambda x, y: x + y, (torch.randn(4), torch.randn(4))))
+    one = np.ones(4, np.float32)
+    driver.log.clear()
+    model(OnFake(driver, one, stream=0x42), OnFake(driver, one, stream=0x43))
+    kinds = [(entry[0], *entry[-1:]) for entry in driver.log]
+    assert kinds == [("record", 0x43), ("wait", driver.log[0][1]), ("launch", 0x42), ("record", 0x42), ("wait", driver.log[3][1])]
+    assert driver.log[1][1] == 0x42 and driver.log[4][1] == 0x43
+
+
+def test_misaligned_mixed_and_strided_arguments() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * y).softmax(-1) + y
+
+    inputs = (torch.randn(16, 512), torch.randn(16, 512))
+    model, driver = load(compiled(fn, inputs))
+    assert model._aligned == {0, 1}
+    x, y = (each.numpy() for each in inputs)
+    for given in ((OnFake(driver, x, shift=4), OnFake(driver, y)), (x, OnFake(driver, y))):
+        np.testing.assert_allclose(model(*given).numpy(), fn(*inputs).numpy(), rtol=1e-5, atol=1e-6)
+    assert ("copy", x.nbytes, LEGACY) in driver.log and ("in", x.nbytes, LEGACY) in driver.log
+    with pytest.raises(LowcError, match="is not aligned in memory"):
+        model(OnFake(driver, x, shift=2), OnFake(driver, y))
+
+
+class Capsule:
+    """An array of the fake's memory that speaks DLPack alone; ``device``: as if it were there."""
+
+    def __init__(self, array: Any, device: tuple[int, int] = (2, 0)) -> None:
+        self.array, self.device, self.asked = array, device, list[Any]()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, stream: Any = None) -> Any:
+        self.asked.append(stream)
+        return self.array.__dlpack__()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "uint8", "bool", "float16"])
+def test_dlpack(dtype: str) -> None:
+    x = (np.arange(12).reshape(3, 4) % 2).astype(dtype)
+    given = torch.from_numpy(x)
+    model, driver = load(compiled(lambda x: x.logical_not(), (given.clone(),)))
+    place = driver.allocate(x.nbytes)
+    driver.at(place, x.nbytes)[:] = x.reshape(-1).view(np.uint8)
+    there = driver.at(place, x.nbytes).view(dtype).reshape(3, 4)
+    far = Capsule(there)
+    result = model(far)
+    assert far.asked == [LEGACY] and driver.log[-1] == ("sync", LEGACY)  # it is lent for the call alone
+    np.testing.assert_array_equal(result.numpy(), ~x.astype(bool))
+    # torch takes a capsule of the host's memory: the kind of device is the fake's only lie
+    from lowc.standalone import dlpack
+
+    again = dlpack.read(result, LEGACY)
+    assert (again.dtype, again.shape, again.address) == (np.dtype(bool), (3, 4), result.address)
+    assert again.strides == (4, 1)
+
+
+def test_a_capsule_keeps_its_array_until_it_is_dropped() -> None:
+    model, driver = load(compiled(lambda x: x + 1, (torch.randn(5),)))
+    result = model(OnFake(driver, np.zeros(5, np.float32)))
+    address, capsule = result.address, result.__dlpack__()
+    del result
+    assert address in driver.live
+    del capsule
+    assert address not in driver.live
+
+
+def test_another_gpus_memory(mlp: package.Package) -> None:
+    model, driver = load(mlp, FakeDriver(holder=1))
+    with pytest.raises(LowcError, match=r'input input is on cuda:1, and the model on cuda:0\n.*device="cuda:1"'):
+        model(OnFake(driver, np.ones((2, 19), np.float32)))
+
+
+# ---------------------------------------------------------------- errors of a call
+
+
+def picked(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x[i] + 1
+
+
+def test_failed_checks() -> None:
+    inputs = (torch.randn(10, 4), torch.tensor([1, 2, 3]))
+    model, driver = load(compiled(picked, inputs))
+    x, bad = inputs[0].numpy(), np.array([1, 99, 3])
+    with pytest.raises(IndexError, match=r"out of range.*x\[i\]|out of range.*test_gpu.py"):
+        model(x, bad)
+    np.testing.assert_array_equal(model(x, inputs[1].numpy()), picked(*inputs).numpy())
+    model(OnFake(driver, x), OnFake(driver, bad))
+    with pytest.raises(IndexError, match="reported late"):
+        model(OnFake(driver, x), OnFake(driver, inputs[1].numpy()))
+    model(OnFake(driver, x), OnFake(driver, bad))
+    with pytest.raises(IndexError, match="reported late"):
+        model.synchronize()
+    model.synchronize()
+
+
+def test_arguments_are_checked_before_anything_is_launched(mlp: package.Package) -> None:
+    model, driver = load(mlp)
+    good = np.ones((3, 19), np.float32)
+    before = len(driver.log)
+    for bad, message in [
+        (good.astype(np.float64), "has dtype float64, not float32"),
+        (good[:, :3], "has shape"),
+        (np.ones((65, 19), np.float32), "it takes 0 to 64"),
+        (np.asfortranarray(good), "has strides"),
+        ("x", "is a str, no array"),
+    ]:
+        for given in (bad, OnFake(driver, bad)) if isinstance(bad, np.ndarray) and "strides" not in message else (bad,):
+            with pytest.raises(LowcError, match=message):
+                model(given)
+    assert driver.log[before:] == []
+    masked = OnFake(driver, good)
+    masked.__cuda_array_interface__["mask"] = masked
+    with pytest.raises(LowcError, match="has a mask"):
+        model(masked)
+
+
+def test_a_launch_that_fails(mlp: package.Package) -> None:
+    model, driver = load(mlp)
+    driver.fail = gpu_choice.gpu_of(model.code).launches[1].kernel
+    live = set(driver.live)
+    with pytest.raises(LowcError, match="launching kernel k_var_mean_0__add_1: .*CUDA_ERROR_LAUNCH"):
+        model(np.ones((3, 19), np.float32))
+    assert set(driver.live) == live
+
+
+# ---------------------------------------------------------------- which code, which GPU
+
+
+def test_the_code_for_a_gpu(mlp: package.Package) -> None:
+    codes = mlp.manifest.code
+
+    def level(capability: int, driver: int = 13000) -> str:
+        return gpu_choice.best(codes, "GPU", capability, driver).level
+
+    # sm_90's code has instructions of that capability alone
+    assert [level(c) for c in (80, 86, 89, 90, 100, 120)] == ["sm_80", "sm_80", "sm_80", "sm_90", "sm_80", "sm_80"]
+    with pytest.raises(LowcError, match=r"GPU \(compute capability 7.5\) cannot run .*: its code is for sm_90, sm_80\n.*sm_75"):
+        level(75)
+    with pytest.raises(LowcError, match=r"is for CUDA 11.8, and the artifact's code needs one for 12.0"):
+        level(90, 11080)
+    with pytest.raises(LowcError, match="has no code for a GPU, but for x86-64-v3\n.*--target sm_90"):
+        gpu_choice.best(codes[:1], "GPU", 90, 13000)
+    with pytest.raises(LowcError, match='for sm_90\n.*device="cuda:0"'):
+        load_content(memoryview(changed(b"".join(mlp.content()), code=[rows(mlp)[1]])), "m")
+
+
+def rows(made: package.Package) -> list[dict[str, Any]]:
+    return json.loads(bytes(sections(made).section("manifest")))["code"]
+
+
+def test_devices() -> None:
+    assert [gpu_choice.index_of(d) for d in (None, "cpu", "cuda", "cuda:3", torch.device("cuda", 1))] == [None, None, 0, 3, 1]
+    for wrong in ("cuda:", "cuda:-1", "xpu", 0):
+        with pytest.raises(LowcError, match="artifacts do not run on device"):
+            gpu_choice.index_of(wrong)
+    with pytest.raises(LowcError, match="there is no cuda:2: this process has 2 GPUs"):
+        GpuDevice(2, FakeDriver())  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is an NVIDIA GPU")
+def test_no_driver(mlp: package.Package, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(LowcError, match="cuInit: |cuda.bindings cannot be imported"):
+        mlp.load(device="cuda:0")
+    mlp.save(tmp_path / "m.lowc")
+    np.savez(tmp_path / "in.npz", input=np.ones((2, 19), np.float32))
+    command = ["run", str(tmp_path / "m.lowc"), "-i", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz")]
+    assert main([*command, "--device", "cuda"]) == 2
+    assert "is the NVIDIA driver installed?" in capsys.readouterr().err
+    assert main([*command, "--device", "tpu"]) == 2 and main(command) == 0
+
+
+@pytest.mark.skipif(not assembler.find("ptxas"), reason="there is no ptxas")
+def test_cubins() -> None:
+    model, inputs = models.mlp()
+    made = package.compile_program(export(model, inputs), levels=("sm_90",), emit=("ir",), cubin=True)
+    cubin = bytes(sections(made).section("sm_90.cubin"))
+    assert cubin.startswith(b"\x7fELF")
+    _, driver = load(made)
+    assert driver.images == [cubin]
+    driver = FakeDriver()
+    driver.rejects = {cubin}
+    _, driver = load(made, driver)
+    assert driver.images[0] == cubin and b".target sm_90a" in driver.images[1]
+    driver = FakeDriver()
+    driver.rejects = {cubin, driver_ptx := bytes(sections(made).section("sm_90.ptx")[:-32])}
+    assert driver_ptx.rstrip().endswith(b"}")
+    with pytest.raises(LowcError, match="the driver rejects the PTX: CUDA_ERROR_INVALID_PTX"):
+        load(made, driver)
+
+
+def test_ptx_is_for_drivers_from_cuda_12_on(mlp: package.Package) -> None:
+    for level, cpu in (("sm_90", "sm_90a"), ("sm_80", "sm_80")):
+        text = bytes(sections(mlp).section(f"{level}.ptx"))
+        assert b".version 8.0\n" in text and f".target {cpu}\n".encode() in text
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_manifests_that_say_something_else(mlp: package.Package) -> None:
+    good = b"".join(mlp.content())
+    cpu, gpu = rows(mlp)[:2]
+    first = gpu["gpu"]["launches"][0]
+    load_content(memoryview(changed(good, code=[cpu, gpu])), "m")
+    symbol = mlp.manifest.symbols[0].name
+
+    def refused(change: dict[str, Any], launch: dict[str, Any], match: str) -> None:
+        launches = [first | launch, *gpu["gpu"]["launches"][1:]]
+        row = gpu | {"gpu": gpu["gpu"] | {"launches": launches} | change}
+        with pytest.raises(LowcError, match=match):
+            load_content(memoryview(changed(good, code=[cpu, row])), "m")
+
+    other = "was compiled for other sizes"
+    one = {"param": 0, "dtype": "f32", "offset": 0, "sizes": [1], "strides": [], "box": [1]}
+    for launch, match in [
+        ({"grid": 1 << 20}, other), ({"grid": ["*", symbol, 100]}, other), ({"threads": [32, 1]}, other), ({"shared": 64}, other),
+        ({"params": first["params"][::-1]}, other), ({"step": 3}, other), ({"aligned": [0]}, other),
+        ({"kernel": "k_other"}, other),
+        ({"threads": [2048, 1]}, "number of threads 2048"), ({"threads": [1024, 2]}, "number of threads 2048"),
+        ({"threads": [128]}, "cannot be read"), ({"shared": 1 << 30}, "shared memory"), ({"step": -1}, "the step -1"),
+        ({"grid": "other"}, "'other' is no size"), ({"params": [["weight", 99, 0]]}, "weight 99, which is not there"),
+        ({"params": [["input", 0, 4]]}, "is input 0 and 4 bytes"), ({"aligned": [99]}, "param 99"),
+        ({"aligned": [4]}, "a size is used as an address"), ({"kernel": 3}, "is no text"),
+        ({"maps": [one | {"dtype": "f64"}]}, "tensor map of dtype 'f64'"), ({"maps": [one | {"strides": [1]}]}, "no rank"),
+        ({"maps": [one | {"box": [512]}]}, "size of a box 512"), ({"maps": [one]}, other),
+    ]:  # fmt: skip
+        refused({}, launch, match)
+    for change, match in [
+        ({"capability": 0}, "the capability 0"), ({"exact": False}, other), ({"driver": 1}, other), ({"launches": {}}, other),
+        ({"launches": 3}, "cannot be read"), ({"cubin": "x"}, other),
+    ]:  # fmt: skip
+        refused(change, {}, match)
+
+
+def test_damage_is_found_for_both_kinds_of_code(mlp: package.Package) -> None:
+    good = b"".join(mlp.content())
+    section = sections(mlp).sections["sm_80.ptx"]
+    for place in range(section.start, section.start + section.size, 97):
+        bad = bytearray(good)
+        bad[place] ^= 4
+        for on in (None, GpuDevice(0, FakeDriver())):  # type: ignore[arg-type]
+            with pytest.raises(LowcError, match="checksum of its section sm_80.ptx is wrong"):
+                load_content(memoryview(bytes(bad)), "m", on=on)
+
+
+def test_pickles_name_the_device(mlp: package.Package, tmp_path: Path) -> None:
+    mlp.save(tmp_path / "m.lowc")
+    model = lowc.load(tmp_path / "m.lowc")
+    file, level, digest, device = model.__reduce__()[1]
+    assert (file, level, device) == (str(tmp_path / "m.lowc"), None, "cpu") and len(digest) == 64
+    assert pickle.loads(pickle.dumps(model)).level == "x86-64-v3"
+
+
+def test_code_for_gpus_alone_is_no_library(tmp_path: Path) -> None:
+    made = compiled(lambda x: x + 1, (torch.randn(3),))
+    assert set(made.sections) == {"sm_90.ptx"}
+    made.save(tmp_path / "m.lowc")
+    with pytest.raises(LowcError, match="has no code for a CPU"):
+        write_library(tmp_path / "m.lowc", tmp_path / "libm.so")
+
+
+def test_the_header_says_that_gpus_are_not_for_c(mlp: package.Package, tmp_path: Path) -> None:
+    mlp.save(tmp_path / "m.lowc")
+    write_library(tmp_path / "m.lowc", tmp_path / "libm.so", header_path=str(tmp_path / "m.h"))
+    assert "sm_90, sm_80" in (tmp_path / "m.h").read_text()
+
+
+# ---------------------------------------------------------------- compile time
+
+
+def sorted_rows(x: torch.Tensor) -> torch.Tensor:
+    return x.cummax(-1).values
+
+
+def test_an_op_that_gpus_have_no_kernel_for_is_refused() -> None:
+    program = export(sorted_rows, (torch.randn(3, 40),))
+    package.compile_program(program, levels=("x86-64",))
+    with pytest.raises(LowcError, match="aten.cummax.default exists only in ATen for sm_90a") as caught:
+        package.compile_program(program, levels=("x86-64", "sm_90"))
+    assert "test_gpu.py" in caught.value.where and "x.cummax(-1)" in caught.value.where
+
+
+def test_targets() -> None:
+    assert package.ordered(("sm_80", "x86-64", "sm_90a", "native", "sm_90")) == (("native", "x86-64"), ("sm_90", "sm_80"))
+    for wrong in ("sm_60", "sm_x", "gfx90a"):
+        with pytest.raises(LowcError, match="unknown"):
+            package.ordered((wrong,))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "soft.py").write_text(
+        "import torch\n\n\ndef soft(x):\n    return x.softmax(-1)\n\n\ndef inputs():\n    return torch.randn(8, 64)\n"
+    )
+    command = ["compile", f"{tmp_path / 'soft.py'}:soft", "-o", str(tmp_path / "s.lowc"), "--target", "sm_90"]
+    assert main([*command, "--target", "sm_75", "--target", "x86-64-v3", "--emit", "ir,ptx,ll,asm"]) == 0
+    shown = capsys.readouterr().out.split()
+    assert shown.index("x86-64-v3") < shown.index("sm_90") < shown.index("sm_75")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "soft.py", "s.lowc", "s.sm_90.ptx", "s.sm_75.ptx", "s.sm_90.ll", "s.sm_75.ll", "s.sm_90.loops", "s.sm_75.loops",
+        "s.x86-64-v3.loops", "s.x86-64-v3.ll", "s.x86-64-v3.s",
+    }  # fmt: skip
+    assert main([*command, "--emit", "asm"]) == 2 and "is for CPUs" in capsys.readouterr().err
+    assert main([*command[:-2], "--cubin"]) == 2 and "--cubin is for GPUs" in capsys.readouterr().err
+    assert [code.level for code in lowc.load(tmp_path / "s.lowc").manifest.code] == ["x86-64-v3", "sm_90", "sm_75"]
+
+
+def test_code_that_is_for_gpus_says_how(mlp: package.Package) -> None:
+    code = manifest.from_json(json.loads(json.dumps(manifest.to_json(mlp.manifest)))).code[1]
+    assert code == mlp.manifest.code[1]
