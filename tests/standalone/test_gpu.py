@@ -451,7 +451,7 @@ def test_convolutions_leave_work_for_all_threads() -> None:
     made = compiled(model, (torch.randn(4, 3, 112, 112),))
     launches = gpu_choice.gpu_of(made.manifest.code[0]).launches
     large = [each for each in launches if "rsqrt" not in each.kernel or "__" in each.kernel]
-    assert len(large) >= 5 and all(each.grid >= 64 and each.threads[0] >= 32 for each in large), launches
+    assert len(large) >= 5 and all(each.grid * each.threads[0] * each.threads[1] >= 4096 for each in large), launches
     small = compiled(model, (torch.randn(1, 3, 12, 12),))
     x = torch.randn(1, 3, 12, 12)
     with torch.no_grad():
@@ -473,7 +473,7 @@ def test_launches_of_the_same_addresses_are_prepared_once() -> None:
 
     driver.allocate, driver.free = allocate, free  # type: ignore[method-assign]
     results = [model(x) for _ in range(3)]
-    assert len([entry for entry in driver.log if entry[0] == "map"]) == 3 and len(launches(driver)) == 3 * len(results) // 3
+    assert len([entry for entry in driver.log if entry[0] == "map"]) == 3 and len(launches(driver)) == len(results)
     with torch.no_grad():
         for found in results:
             torch.testing.assert_close(found, linear(x), rtol=2e-2, atol=2e-2)
