@@ -90,6 +90,8 @@ class GpuModel(Function):
     def _results(self, given: Sequence[Any]) -> list[Any]:
         torch = sys.modules.get("torch")
         there = [t.value is None and on_gpu(a, torch) for a, t in zip(given, self.inputs, strict=True)]
+        if any(there) and self._on.driver.current() == self._on.context:  # as it is where torch is at work
+            return self._on_device(given, there, torch)
         with self._on.driver.inside(self._on.context):
             if any(there):
                 return self._on_device(given, there, torch)
