@@ -433,7 +433,7 @@ def test_code_that_is_for_gpus_says_how(mlp: package.Package) -> None:
 
 
 class Stem(torch.nn.Module):
-    """What a convolution reads under a mask, in windows, was made by a pooling just before; a normalisation beside an addition."""
+    """What a convolution reads under a mask, in windows, a pooling made just before; a normalisation beside an addition."""
 
     def __init__(self) -> None:
         super().__init__()
