@@ -21,12 +21,12 @@ def as_tensors(module: torch.nn.Module, inputs: Sequence[Any], dynamic: Any) -> 
     if not isinstance(dynamic, list | tuple | dict):
         return module, tuple(inputs), dynamic
     signature = inspect.signature(module.forward)
-    named = isinstance(dynamic, dict)
     try:
         names = list(signature.bind(*inputs).arguments)
     except TypeError:
         return module, tuple(inputs), dynamic
-    marks = [dynamic.get(name) for name in names] if named else list(dynamic)
+    by_name: dict[str, Any] | None = dynamic if isinstance(dynamic, dict) else None
+    marks: list[Any] = list(dynamic) if by_name is None else [by_name.get(name) for name in names]
     chosen = {n: given for n, (given, mark) in enumerate(zip(inputs, marks, strict=False)) if _is_marked(given, mark)}
     if not chosen:
         return module, tuple(inputs), dynamic
@@ -35,13 +35,12 @@ def as_tensors(module: torch.nn.Module, inputs: Sequence[Any], dynamic: Any) -> 
     def with_numbers(*args: Any) -> Any:
         return forward(*(_number(arg, chosen[n]) if n in chosen else arg for n, arg in enumerate(args)))
 
-    with_numbers.__signature__ = signature  # type: ignore[attr-defined]  # the names of the inputs
+    with_numbers.__signature__ = signature  # the names of the inputs
     made = copy.copy(module)
     made.forward = with_numbers
     tensors = tuple(_tensor(given) if n in chosen else given for n, given in enumerate(inputs))
     kept = [None if n in chosen else mark for n, mark in enumerate(marks)]
-    shapes = dict(zip(names, kept, strict=True)) if named else type(dynamic)(kept)
-    return made, tensors, shapes
+    return made, tensors, tuple(kept) if by_name is None else dict(zip(names, kept, strict=True))
 
 
 def _is_marked(given: Any, mark: Any) -> bool:

@@ -224,6 +224,8 @@ def _wide_enough(block: Sequence[Stmt], first: _Group, second: _Group, target: T
     gpu = target.kind == "nvptx"
     if gpu and _nested_rows(block) and not _nested_rows(first.body) and not _nested_rows(second.body):
         return False
+    if gpu and _reads_windows(block):
+        return False
     few = max(FEW, 2 * target.cores) if gpu else FEW
     if max(first.work, second.work) < MUCH:
         return True
@@ -234,10 +236,22 @@ def _wide_enough(block: Sequence[Stmt], first: _Group, second: _Group, target: T
             while len(body) == 1 and isinstance(body[0], For):
                 outer *= max(1, estimate(body[0].axis.extent))
                 body = body[0].body
-            inner_loops = sum(isinstance(s, For) for s in body)
-            if outer < few and inner_loops > 1:
+            nests = _nests(body) if gpu else sum(isinstance(s, For) for s in body)
+            if outer < few and nests > 1:
                 return False
     return True
+
+
+def _nests(body: Sequence[Stmt]) -> int:
+    """How many innermost loops there are, side by side."""
+    return sum(max(1, _nests(s.body)) for s in body if isinstance(s, For))
+
+
+def _reads_windows(block: Sequence[Stmt]) -> bool:
+    """Whether something is stored and read again under a mask: once addresses are numbers, what is read there may as well be
+    what another block stores, and one thread would do all."""
+    stored = {id(s.buffer) for s in stores(block)}
+    return any(load.mask is not None and id(load.buffer) in stored for load in loads(block))
 
 
 def _nested_rows(block: Sequence[Stmt]) -> bool:

@@ -18,8 +18,6 @@ def host_array(given: Any, tensor: Tensor, torch: Any) -> np.ndarray:
         return _integer(given, tensor)
     if isinstance(given, np.ndarray):
         return given
-    if isinstance(given, int | float) and (tensor.drawn or not tensor.shape):
-        return _scalar(given, tensor)
     if isinstance(given, np.generic):
         return np.asarray(given)
     if torch is not None and isinstance(given, torch.Tensor):
@@ -35,6 +33,8 @@ def host_array(given: Any, tensor: Tensor, torch: Any) -> np.ndarray:
             return given.numpy()
         except (TypeError, RuntimeError) as error:  # dtypes that numpy does not have
             raise LowcError(f"input {tensor.name} has dtype {given.dtype}, not {shown(tensor.dtype)}") from error
+    if isinstance(given, int | float) and (tensor.drawn or not tensor.shape):
+        return _scalar(given, tensor)
     raise LowcError(f"input {tensor.name} is a {type(given).__name__}, no array", hint="numpy.asarray makes one")
 
 

@@ -5,6 +5,7 @@
     __dlpack__, __dlpack_device__   JAX and others: ``dlpack``
 """
 
+import math
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from lowc.errors import LowcError
 from lowc.runtime.cuda.direct import LEGACY, Direct
 from lowc.runtime.cuda.driver import DriverError
 from lowc.standalone import dlpack
-from lowc.standalone.dtypes import dense, shown
+from lowc.standalone.dtypes import dense, numpy_dtype, shown
 from lowc.standalone.manifest import Tensor
 
 
@@ -88,14 +89,13 @@ def _of_torch(given: Any, tensor: Tensor, index: int, torch: Any) -> View:
         raise _elsewhere(tensor, str(given.device), index)
     if given.layout != torch.strided:
         raise LowcError(f"input {tensor.name} is {given.layout}: not a dense tensor", hint=".to_dense() makes one")
-    given = given.detach().resolve_conj().resolve_neg()
-    name = str(given.dtype).removeprefix("torch.")
-    try:
-        dtype = np.dtype("uint16" if name == "bfloat16" and tensor.dtype == "bf16" else name)
-    except TypeError:  # dtypes that numpy does not have
-        raise LowcError(f"input {tensor.name} has dtype {given.dtype}, not {shown(tensor.dtype)}") from None
-    strides = tuple(n * dtype.itemsize for n in given.stride())
-    return View(dtype, tuple(given.shape), strides, given.data_ptr(), None, given)
+    if given.is_conj() or given.is_neg():
+        given = given.detach().resolve_conj().resolve_neg()
+    dtype = numpy_dtype(tensor.dtype)
+    if given.dtype is not getattr(torch, "bfloat16" if tensor.dtype == "bf16" else dtype.name):
+        raise LowcError(f"input {tensor.name} has dtype {given.dtype}, not {shown(tensor.dtype)}", hint=".to converts it")
+    size = dtype.itemsize
+    return View(dtype, tuple(given.shape), tuple([n * size for n in given.stride()]), given.data_ptr(), None, given)
 
 
 def _of_interface(given: Any, found: dict[str, Any], tensor: Tensor) -> View:
@@ -134,7 +134,7 @@ class DeviceArray:
         self.dtype, self.shape, self.stream, self.address = dtype, shape, stream, address
         self.device = f"cuda:{index}"
         self._index, self._driver, self._context = index, driver, context
-        self.nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        self.nbytes = math.prod(shape, start=dtype.itemsize)
         if address:
             weakref.finalize(self, _freed, driver, context, address, stream).atexit = False
 

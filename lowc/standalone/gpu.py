@@ -50,16 +50,16 @@ class GpuModel(Function):
         """``code``: that of ``functions``, by kernel.  ``constants``: the weights in order.  ``again``: see ``Function``."""
         super().__init__(manifest, code, again)
         self.device = f"cuda:{on.index}"
-        self._on, self._functions = on, functions
+        self._on = on
         gpu = gpu_of(code)
-        self._launcher = Launcher(gpu, [s.name for s in manifest.symbols], functions)
         wanted = [launch.params[n] for launch in gpu.launches for n in launch.aligned]
         wanted += [launch.params[m.param] for launch in gpu.launches for m in launch.maps]
         self._aligned = {number for kind, number, _ in wanted if kind == "input"}
         with on.driver.inside(on.context):
             self._late = Word(on.driver)
             weakref.finalize(self, _unpinned, on, self._late).atexit = False
-            self._weights = self._uploaded(constants)
+            weights = self._uploaded(constants)
+        self._launcher = Launcher(gpu, [s.name for s in manifest.symbols], functions, weights, on.driver)
 
     def _uploaded(self, constants: Sequence[np.ndarray]) -> list[int]:
         """The addresses of the weights."""
@@ -90,6 +90,8 @@ class GpuModel(Function):
     def _results(self, given: Sequence[Any]) -> list[Any]:
         torch = sys.modules.get("torch")
         there = [t.value is None and on_gpu(a, torch) for a, t in zip(given, self.inputs, strict=True)]
+        if any(there) and self._on.driver.current() == self._on.context:  # as it is where torch is at work
+            return self._on_device(given, there, torch)
         with self._on.driver.inside(self._on.context):
             if any(there):
                 return self._on_device(given, there, torch)
@@ -126,7 +128,7 @@ class GpuModel(Function):
         far = [a for a, is_there in zip(given, there, strict=True) if is_there]
         own = torch if torch is not None and any(isinstance(a, torch.Tensor) for a in far) else None
         if own is not None:
-            stream = int(own.cuda.current_stream(on.index).cuda_stream)
+            stream = int(own._C._cuda_getCurrentRawStream(on.index))  # torch.cuda.current_stream, without an object
         else:
             stream = next((s for s in map(stream_of, far) if s is not None), LEGACY)
         arrays: list[Any] = [
@@ -189,8 +191,7 @@ class GpuModel(Function):
         self, sizes: dict[str, int], inputs: Sequence[int], outputs: Sequence[int], memory: Memory, stream: int, word: Word
     ) -> None:
         workspace = memory.take(max(value(self.code.workspace, sizes), 0))
-        places = {"input": inputs, "output": outputs, "weight": self._weights, "workspace": (workspace,)}
-        self._launcher.run(self._on.driver, stream, sizes, places, word.device)
+        self._launcher.run(stream, sizes, inputs, outputs, workspace, word.device)
 
 
 def _places(sizes: Sequence[int]) -> list[int]:

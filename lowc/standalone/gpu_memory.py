@@ -1,5 +1,6 @@
 """Memory on a GPU for one call: what it has for itself, which is let go at its end, and its results."""
 
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,9 +42,7 @@ class PoolMemory:
         return made
 
     def result(self, dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> DeviceArray:
-        size = dtype.itemsize
-        for extent in shape:
-            size *= extent
+        size = math.prod(shape, start=dtype.itemsize)
         address = self._on.driver.allocate(size, self._on.pool, self._stream) if size else 0
         return DeviceArray(self._on.driver, self._on.context, self._on.index, dtype, shape, address, self._stream)
 

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowc.errors import CodegenError, LowcError
 from lowc.runtime.cuda.direct import MAP_BYTES, Direct
@@ -35,36 +35,70 @@ def loaded(driver: Direct, ptx: bytes, cubin: bytes, gpu: Gpu) -> dict[str, int]
     return functions
 
 
-class Launcher:
-    """``symbols``: names of the sizes by number, ``functions``: of the kernels by name."""
+_KEPT = 16  # prepared calls
 
-    def __init__(self, gpu: Gpu, symbols: Sequence[str], functions: Mapping[str, int]) -> None:
-        self._symbols = symbols
+
+class _Ready(NamedTuple):
+    """A launch with its values.  ``params``: a ctypes array of their addresses; ``values`` are what is there."""
+
+    kernel: str
+    function: int
+    blocks: int
+    threads: tuple[int, int]
+    shared: int
+    params: Any
+    values: object
+
+
+class Launcher:
+    """``symbols``: names of the sizes by number, ``functions``: of the kernels by name, ``weights``: addresses.
+
+    Launches that were prepared are kept for calls with the same addresses and sizes, which are the rule: allocators hand out the
+    same memory again.  Nothing changes them, so threads may share them."""
+
+    def __init__(
+        self, gpu: Gpu, symbols: Sequence[str], functions: Mapping[str, int], weights: Sequence[int], driver: Direct
+    ) -> None:
+        self._symbols, self._weights, self._driver = symbols, weights, driver
         self._todo = [(each, functions[each.kernel]) for each in gpu.launches]
+        self._ready: dict[tuple[Any, ...], list[_Ready]] = {}
 
     def run(
-        self, driver: Direct, stream: int, sizes: Mapping[str, int], memory: Mapping[str, Sequence[int]], word: int
+        self,
+        stream: int,
+        sizes: Mapping[str, int],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        workspace: int,
+        word: int,
     ) -> None:
-        """Gives all launches to ``stream``.  ``memory``: addresses by kind of param; ``word``: that of a word for failed checks.
+        """Gives all launches to ``stream``.  ``inputs``, ``outputs``, ``workspace``: addresses; ``word``: that of one for checks.
 
         Raises DriverError with the kernel's name, LowcError for sizes that are too large for a launch."""
-        for launching, function in self._todo:
-            blocks = value(launching.grid, sizes)
-            if blocks <= 0:
-                continue
-            if blocks > _MOST:
-                raise LowcError(f"kernel {launching.kernel} would take {blocks} blocks, and a GPU has {_MOST} at most")
-            params, kept = self._params(launching, driver, sizes, memory, word)
+        key = (word, workspace, *sizes.values(), *inputs, *outputs)
+        ready = self._ready.get(key)
+        if ready is None:
+            memory = {"input": inputs, "output": outputs, "weight": self._weights, "workspace": (workspace,)}
+            made = (self._prepared(each, function, sizes, memory, word) for each, function in self._todo)
+            ready = [each for each in made if each is not None]
+            if len(self._ready) >= _KEPT:
+                self._ready.clear()
+            self._ready[key] = ready
+        for kernel, function, blocks, threads, shared, params, _ in ready:
             try:
-                driver.launch(function, blocks, launching.threads, launching.shared, stream, params)
+                self._driver.launch(function, blocks, threads, shared, stream, params)
             except DriverError as error:
-                raise DriverError(f"launching kernel {launching.kernel}: {error.message}", error.name) from error
-            del kept
+                raise DriverError(f"launching kernel {kernel}: {error.message}", error.name) from error
 
-    def _params(
-        self, launching: Launching, driver: Direct, sizes: Mapping[str, int], memory: Mapping[str, Sequence[int]], word: int
-    ) -> tuple[Any, object]:
-        """The addresses of the values of the params, and what holds these values."""
+    def _prepared(
+        self, launching: Launching, function: int, sizes: Mapping[str, int], memory: Mapping[str, Sequence[int]], word: int
+    ) -> _Ready | None:
+        """None for a launch of no blocks."""
+        blocks = value(launching.grid, sizes)
+        if blocks <= 0:
+            return None
+        if blocks > _MOST:
+            raise LowcError(f"kernel {launching.kernel} would take {blocks} blocks, and a GPU has {_MOST} at most")
         found: list[int] = []
         for kind, number, offset in launching.params:
             if kind == "symbol":
@@ -75,14 +109,13 @@ class Launcher:
         cells = (ctypes.c_int64 * count)(*found, word, launching.step)
         first = ctypes.addressof(cells)
         places = [first + 8 * n for n in range(count)]
-        maps = (ctypes.c_char * (MAP_BYTES * len(launching.maps) + _MAP_ALIGN))() if launching.maps else None
-        if maps is not None:
-            start = -(-ctypes.addressof(maps) // _MAP_ALIGN) * _MAP_ALIGN
-            for n, each in enumerate(launching.maps):
-                place = start + MAP_BYTES * n
-                base = found[each.param] + value(each.offset, sizes)
-                driver.tensor_map(
-                    MAP_DTYPES[each.dtype], base, values(each.sizes, sizes), values(each.strides, sizes), each.box, place
-                )
-                places.append(place)
-        return (ctypes.c_void_p * len(places))(*places), (cells, maps)
+        maps = (ctypes.c_char * (MAP_BYTES * len(launching.maps) + _MAP_ALIGN))()
+        start = -(-ctypes.addressof(maps) // _MAP_ALIGN) * _MAP_ALIGN
+        for n, each in enumerate(launching.maps):
+            place = start + MAP_BYTES * n
+            base = found[each.param] + value(each.offset, sizes)
+            lengths, strides = values(each.sizes, sizes), values(each.strides, sizes)
+            self._driver.tensor_map(MAP_DTYPES[each.dtype], base, lengths, strides, each.box, place)
+            places.append(place)
+        params = (ctypes.c_void_p * len(places))(*places)
+        return _Ready(launching.kernel, function, blocks, launching.threads, launching.shared, params, (cells, maps))

@@ -40,6 +40,7 @@ class FakeDriver:
         self.images: list[bytes] = []
         self.rejects: set[bytes] = set()
         self.fail = ""
+        self.context = 0
         self.live: dict[int, tuple[np.ndarray, int]] = {}
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []
@@ -68,7 +69,12 @@ class FakeDriver:
 
     @contextmanager
     def inside(self, context: int) -> Iterator[None]:
+        before, self.context = self.context, context
         yield
+        self.context = before
+
+    def current(self) -> int:
+        return self.context
 
     def stream(self) -> int:
         return self._handle()
@@ -152,6 +158,7 @@ class FakeDriver:
         self.log.append(("map", dtype, base, tuple(sizes), tuple(strides), tuple(box)))
 
     def launch(self, function: int, blocks: int, threads: tuple[int, int], shared: int, stream: int, params: Any) -> None:
+        assert self.context == 0x7000, "no context"
         name = self._names[function]
         self.log.append(("launch", name, blocks, threads, shared, stream))
         if name == self.fail:

@@ -430,3 +430,62 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_code_that_is_for_gpus_says_how(mlp: package.Package) -> None:
     code = manifest.from_json(json.loads(json.dumps(manifest.to_json(mlp.manifest)))).code[1]
     assert code == mlp.manifest.code[1]
+
+
+class Stem(torch.nn.Module):
+    """What a convolution reads under a mask, in windows, a pooling made just before; a normalisation beside an addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(3, 16, 3, 1, 1), torch.nn.Conv2d(16, 16, 3, 1, 1)
+        self.norm, self.third = torch.nn.BatchNorm2d(16), torch.nn.Conv2d(16, 16, 1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.max_pool2d(self.first(x).relu(), 3, 2, 1)
+        return self.third((self.norm(self.second(x)) + x).relu())
+
+
+def test_convolutions_leave_work_for_all_threads() -> None:
+    """No kernel with much to do has one thread, or one block."""
+    model = Stem().eval()
+    made = compiled(model, (torch.randn(4, 3, 112, 112),))
+    launches = gpu_choice.gpu_of(made.manifest.code[0]).launches
+    large = [each for each in launches if "rsqrt" not in each.kernel or "__" in each.kernel]
+    threads = {each.kernel: value(each.grid, {}) * each.threads[0] * each.threads[1] for each in large}
+    assert len(large) >= 5 and min(threads.values()) >= 4096, threads
+    small = compiled(model, (torch.randn(1, 3, 12, 12),))
+    x = torch.randn(1, 3, 12, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(load(small)[0](x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_launches_of_the_same_addresses_are_prepared_once() -> None:
+    linear = torch.nn.Linear(256, 512).bfloat16()
+    model, driver = load(compiled(linear, (torch.randn(300, 256).bfloat16(),)))
+    x = torch.randn(300, 256).bfloat16()
+    places: dict[int, int] = {}
+    fresh, gone = driver.allocate, driver.free
+
+    def allocate(size: int, pool: int = 0, stream: int = 0) -> int:  # as a pool does: the same memory again
+        return places.pop(size, 0) or fresh(size, pool, stream)
+
+    def free(address: int, stream: int) -> None:
+        places[driver.live[address][1]] = address
+
+    driver.allocate, driver.free = allocate, free  # type: ignore[method-assign]
+    results = [model(x) for _ in range(3)]
+    assert len([entry for entry in driver.log if entry[0] == "map"]) == 3 and len(launches(driver)) == len(results)
+    with torch.no_grad():
+        for found in results:
+            torch.testing.assert_close(found, linear(x), rtol=2e-2, atol=2e-2)
+    for address in places.values():
+        gone(address, 0)
+
+
+def test_the_context_of_the_caller_is_left_as_it_is(mlp: package.Package) -> None:
+    model, driver = load(mlp)
+    x = np.ones((2, 19), np.float32)
+    for before in (0, 0x7000, 0x1234):
+        driver.context = before
+        np.testing.assert_array_equal(model(OnFake(driver, x)).numpy(), model(x))
+        assert driver.context == before

@@ -22,7 +22,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
 class Scaled(torch.nn.Module):
-    """A float as a factor, a bound, an exponent and a filling; a bool as a mask; an integer; a float that stays a constant."""
+    """A float as a factor, a bound, a divisor and a filling; a bool as a mask; an integer; a float that stays a constant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Scaled(torch.nn.Module):
     def forward(self, x: torch.Tensor, scale: float, flag: bool = True, times: int = 3, slope: float = 0.1) -> Any:
         y = torch.nn.functional.leaky_relu(self.inner(x), slope) * scale
         chosen = torch.where(torch.as_tensor(flag), y.clamp(max=scale), -y)
-        return chosen * times, x.abs().pow(scale) + (scale + 1) / 2, x.new_full((2,), scale)
+        return chosen * times, x.abs() / (scale + 3) + (scale + 1) / 2, x.new_full((2,), scale)
 
 
 DYNAMIC: list[Any] = [({0: ANY}, ANY, ANY, ANY, None), {"x": {0: ANY}, "scale": ANY, "flag": ANY, "times": ANY, "slope": None}]

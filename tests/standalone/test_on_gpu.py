@@ -250,7 +250,7 @@ def test_refused() -> None:
         with pytest.raises(LowcError, match=f"its code is for {other}"):
             package.compile_program(export(fn, inputs), levels=(other,)).load(device=DEVICE)
     model = on_gpu(made)
-    with pytest.raises(LowcError, match="has dtype float64"):
+    with pytest.raises(LowcError, match="has dtype torch.float64"):
         model(inputs[0].double().cuda())
 
 

@@ -16,7 +16,8 @@ _SWIZZLE, _PROMOTION = "CU_TENSOR_MAP_SWIZZLE_128B", "CU_TENSOR_MAP_L2_PROMOTION
 
 
 class Direct(Driver):
-    """Streams, pools, functions and addresses are numbers, sizes are bytes.  All but ``count`` need a current context."""
+    """Streams, pools, functions and addresses are numbers, sizes are bytes.  All but ``count`` and ``current`` need a
+    current context."""
 
     def count(self) -> int:
         """How many GPUs this process may use."""
@@ -34,6 +35,10 @@ class Direct(Driver):
             if error.name == "CUDA_ERROR_INVALID_VALUE":  # memory that the driver does not know
                 return None
             raise
+
+    def current(self) -> int:
+        """The context of this thread, 0 for none."""
+        return int(self._do("cuCtxGetCurrent"))
 
     # ------------------------------------------------------------ memory
 
