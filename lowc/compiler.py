@@ -105,7 +105,7 @@ def cross_compile(graph: Graph, target: Target, options: Options, trace: Trace, 
 
 
 def interpreted(module: Module) -> Compiled:
-    """``module``, of any level, as a function of the list of its inputs: the host program, with the interpreter for native code."""
+    """``module``, of any level, as a function of the list of its inputs: its host program, the interpreter for native code."""
     artifact, bind = _interpreted(module)
     return bind(artifact, ()).call
 

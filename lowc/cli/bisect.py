@@ -26,9 +26,9 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "bisect",
         help="find the kernel and the stage at fault for a wrong result, an error or a crash",
-        description="Compares a compiled function with eager, graph by graph; of the first that fails finds the first kernel that fails "
-        "given right inputs, and the first stage (lowering, each pass, host program, code, linker) after which it does.  Exit status: "
-        "0 if all is right, 1 if something was found.",
+        description="Compares a compiled function with eager, graph by graph; of the first that fails finds the first kernel "
+        "that fails given right inputs, and the first stage (lowering, each pass, host program, code, linker) after which it "
+        "does.  Exit status: 0 if all is right, 1 if something was found.",
     )
     add_arguments(parser, short=True)
     parser.add_argument("--files", type=Path, metavar="DIR", help="write the program before and after the stage there")
@@ -77,7 +77,7 @@ def prepared(chosen: argparse.Namespace) -> "tuple[Captured, How, Any]":
         load_module(Path(file))
     fn, inputs = load(chosen.place)
     if chosen.target:
-        raise LowcError("--target names a GPU that need not be there; here results are compared", hint="put the inputs on the GPU")
+        raise LowcError("--target compiles for a GPU that need not be there; results must be", hint="put the inputs on the GPU")
     options = arguments.options(chosen)
     seen = captured(fn, inputs, dynamic=chosen.dynamic or None, backward=not chosen.inference)
     return seen, How(options, threads, chosen.seconds), target_for(options, None)

@@ -12,9 +12,9 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "reduce",
         help="shrink what is wrong, raises or crashes to a small Python file",
-        description="Finds the first graph of a function that fails (wrong, an error, a crash), and makes it smaller: one kernel's ops, "
-        "fewer of them, smaller and plainer inputs.  The file needs torch and lowc alone and is run once to see that it fails.  Exit "
-        "status: 0 if all is right, 1 if a file was written.",
+        description="Finds the first graph of a function that fails (wrong, an error, a crash), and makes it smaller: one "
+        "kernel's ops, fewer of them, smaller and plainer inputs.  The file needs torch and lowc alone; it is run once to see "
+        "that it fails.  Exit status: 0 if all is right, 1 if a file was written.",
     )
     add_arguments(parser, short=False)
     parser.add_argument("-o", "--out", type=Path, default=Path("reduced.py"), help="the file (default: %(default)s)")
@@ -36,7 +36,7 @@ def run(chosen: argparse.Namespace) -> int:
         print(f"graph {case.graph.name}, {len(case.graph.nodes)} ops: {verdict}")
         found = reduced(case, verdict, target, how, chosen.budget)
         small = tried(found.case, how)
-        options = {k: v for k, v in strict(how.options)._asdict().items() if k in _CODE or k in ("strict_errors", "check", "cache")}
+        options = {name: value for name, value in strict(how.options)._asdict().items() if name in OPTIONS}
         try:
             chosen.out.write_text(script(found.case, small, options, found.recipes, before))
         except OSError as error:
@@ -51,4 +51,4 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-_CODE = ("isa", "threads", "numerics", "matmul", "off")
+OPTIONS = ("isa", "threads", "numerics", "matmul", "off", "strict_errors", "check", "cache")

@@ -23,8 +23,8 @@ RANDOM = ("lowc.random", "aten.rand", "aten.bernoulli", "aten.native_dropout", "
 
 @dataclass(frozen=True)
 class Captured:
-    """``cases`` in the order of their first calls.  ``unsupported``: why graphs are left to torch.  ``astray``: where results of the
-    graphs, run op by op in torch, are far from those of the function itself; "" if they are not, or draw random numbers."""
+    """``cases`` in the order of their first calls.  ``unsupported``: why graphs are left to torch.  ``astray``: where results of
+    the graphs, run op by op in torch, are far from the function's own; "" if they are not, or draw random numbers."""
 
     cases: tuple[Case, ...]
     unsupported: tuple[str, ...]
@@ -93,5 +93,6 @@ def _apart(eager: Any, ours: Any) -> str:
         scale = float(y.abs().nan_to_num(0.0, 0.0, 0.0).max()) if y.numel() else 0.0
         mask = ~torch.isclose(x, y, rtol=rough, atol=rough * scale, equal_nan=True) & differing(value, right, right)
         if mask.any():
-            return f"result {number}: {int(mask.sum())} of {mask.numel()} values, {x[mask][:3].tolist()}, in eager {y[mask][:3].tolist()}"
+            shown = f"{x[mask][:3].tolist()}, in eager {y[mask][:3].tolist()}"
+            return f"result {number}: {int(mask.sum())} of {mask.numel()} values, {shown}"
     return ""

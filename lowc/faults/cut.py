@@ -39,7 +39,7 @@ class Source:
         self.values = {**self.values, **{i.name: (value,) for i, value in given}}  # as they are before, not after
 
     def cut(self, names: Collection[str], only: Collection[tuple[str, int]] | None = None) -> Case | None:
-        """The nodes of ``names``; results are those that the rest of the graph uses or that it returns (``only``: of them, these).
+        """The nodes of ``names``; results are what the rest of the graph uses or returns of them (``only``: of those, these).
 
         None if nothing is left that can be seen.
         """
@@ -67,7 +67,8 @@ class Source:
         graph = self.case.graph
         own = {n.name for n in nodes}
         metas: dict[str, tuple[Meta, ...]] = {i.name: (i.meta,) for i in graph.inputs} | {n.name: n.outputs for n in graph.nodes}
-        wanted = list(dict.fromkeys((r.name, r.number) for n in nodes for r in references((n.args, n.kwargs)) if r.name not in own))
+        used = ((r.name, r.number) for n in nodes for r in references((n.args, n.kwargs)))
+        wanted = list(dict.fromkeys(each for each in used if each[0] not in own))
         order = {name: k for k, name in enumerate(metas)}
         wanted.sort(key=lambda w: (order[w[0]], w[1]))
         inputs: list[Input] = []

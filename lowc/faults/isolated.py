@@ -1,7 +1,7 @@
 """A process for each trial, which may crash or never end.
 
-A child is forked, so that it begins with all that has been captured and computed.  OpenMP's threads do not survive that: the caller
-must not have run anything on more than one thread (``torch.set_num_threads(1)`` before the first op); the child may.
+A child is forked, so that it begins with all that has been captured and computed.  OpenMP's threads do not survive that: the
+caller must not have run anything on more than one thread (``torch.set_num_threads(1)`` before the first op); the child may.
 """
 
 import os

@@ -34,7 +34,7 @@ class Expected:
 
 
 def expected(graph: Graph, inputs: Sequence[Any]) -> list[Expected]:
-    """What ``graph`` shall return for ``inputs``, then what the inputs that it writes to shall hold.  Raises what torch raises."""
+    """What ``graph`` shall return for ``inputs``, then what inputs that it writes to shall hold.  Raises what torch raises."""
     values, sizes = reference.eager(graph, inputs)
     generator = torch.Generator().manual_seed(0)
     runs: list[reference.Values] = []
@@ -95,10 +95,9 @@ def differing(value: Tensor, right: Tensor, exact: Any, noisy: Sequence[Any] = (
     """Where ``value`` is further from eager's ``right`` than it may be; ``exact``: in float64, or what stands for it."""
     value, right = value.detach(), right.detach()
     if right.is_complex():
-        parts = [torch.view_as_real(t.resolve_conj()) if isinstance(t, Tensor) and t.is_complex() else None for t in (value, right, exact)]
-        if parts[0] is None or parts[1] is None:
-            raise AssertionError("complex values are tensors")
-        return differing(parts[0], parts[1], parts[2]).any(-1)
+        near_to = torch.view_as_real(exact.resolve_conj()) if isinstance(exact, Tensor) and exact.is_complex() else None
+        real, other = (torch.view_as_real(t.resolve_conj()) for t in (value, right))
+        return differing(real, other, near_to).any(-1)
     if right.dtype not in reference.ROUNDED and right.dtype != torch.float64:
         return _otherwise(value, right, exact, noisy)
     x, y = value.double(), right.double()
@@ -110,7 +109,9 @@ def differing(value: Tensor, right: Tensor, exact: Any, noisy: Sequence[Any] = (
         distance = torch.maximum(distance, (run.double() - e).abs().nan_to_num(0.0, 0.0, 0.0))
     if distance.numel():  # that one element of many is near by luck says nothing
         distance = torch.maximum(distance, 2 * distance.square().mean().sqrt())
-    near = x.isfinite() & (((x - y).abs() <= 8 * unit * y.abs() + least) | ((x - e).abs() <= 4 * distance + 8 * unit * e.abs() + least))
+    near = (x - y).abs() <= 8 * unit * y.abs() + least
+    near |= (x - e).abs() <= 4 * distance + 8 * unit * e.abs() + least
+    near &= x.isfinite()
     for run in (right, exact, *noisy):
         if isinstance(run, Tensor) and run.shape == right.shape:
             narrow = run.to(right.dtype).double()

@@ -31,13 +31,12 @@ def interpret(module: Module, inputs: Sequence[Any], watch: Watch | None = None)
             interp.find_sizes(sizes, item, value.shape)
         else:
             storages.append(value)
-    after = None
-    if watch is not None:
 
-        def after(number: int, held: Mapping[str, Any]) -> None:
+    def note(number: int, held: Mapping[str, Any]) -> None:
+        if watch is not None:
             watch[number] = {name: held[name].copy() for name in written(module, number) if name in held}
 
-    found = interp.run_module(module, storages, _extern, sizes, after=after)
+    found = interp.run_module(module, storages, _extern, sizes, after=note)
     return [_result(out, value) for out, value in zip(module.outputs, found, strict=True)]
 
 
@@ -51,8 +50,10 @@ def written(module: Module, number: int) -> list[str]:
 
 
 def first_apart(case: Case, before: Module, after: Module) -> tuple[str, tuple[str, ...]] | None:
-    """(kernel, its ops) of the first step of ``after`` that leaves something else in a buffer than ``before`` does at its end; None if
-    it cannot be told."""
+    """(kernel, its ops) of the first step of ``after`` that leaves something else in a buffer than ``before`` does at its end.
+
+    None if it cannot be told.
+    """
     seen: tuple[Watch, Watch] = ({}, {})
     for module, watch in zip((before, after), seen, strict=True):
         try:
@@ -84,7 +85,7 @@ def _named(step: Launch | Extern) -> tuple[str, tuple[str, ...]]:
 
 
 def _apart(a: Any, b: Any, dtype: DType) -> bool:
-    """Whether two storages differ by more than sums in another order would; gaps, which hold anything, are not told from values."""
+    """Whether two storages differ by more than sums in another order would; gaps, which hold anything, count as well."""
     if a.shape != b.shape:
         return False
     x, y = from_storage(a, dtype), from_storage(b, dtype)

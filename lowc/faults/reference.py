@@ -29,7 +29,7 @@ Values = dict[str, tuple[Any, ...]]
 def eager(graph: Graph, inputs: Sequence[Any]) -> tuple[Values, dict[str, int]]:
     """(the results of each node, and what each input holds at the end, by name; the sizes by symbol).
 
-    ``inputs``: the tensors and numbers of the graph's inputs, constants included; they are copied first.  Raises what torch raises.
+    ``inputs``: the tensors and numbers of the graph's inputs, constants included, which are copied.  Raises what torch raises.
     """
     run = _Run(graph, inputs, wide=False)
     return run.values, run.sizes

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from lowc.faults.cut import Case
+from lowc.faults.reference import DTYPES
 from lowc.faults.trial import Verdict
-from lowc.ir.graph import GraphArg, Ref, TensorMeta
+from lowc.ir.graph import GraphArg, Node, Ref, TensorMeta
 from lowc.ir.index import Index, Symbol, constant, text
 from lowc.ir.types import DType
-from lowc.faults.reference import DTYPES
+from lowc.runtime import externs
 
 WRITTEN_OUT = 64
 """Elements of an input up to which it is a list of numbers."""
@@ -27,15 +28,15 @@ def script(
 ) -> str:
     """The file's text.  ``recipes``: Python for inputs, by name; ``before``: Python to run first, whole files.
 
-    Run as a program it exits with 1 where results, or what inputs hold afterwards, differ from eager's by more than a quarter of
-    what they did; it lets an exception through, and crashes where the case does.  ``fn`` and ``fn_inputs`` in it are for the other
-    commands of lowc.
+    Run as a program it exits with 1 where results, or what inputs hold afterwards, are not near eager's; it lets an exception
+    through, and crashes where the case does.  ``fn`` and ``fn_inputs`` in it are for the other commands of lowc.
     """
     graph = case.graph
     names = ", ".join(i.name for i in graph.inputs)
     symbols = [f"    {name} = {source}" for name, source in _symbols(case).items()]
-    lines = [f"    {n.name} = {_call(n.target, n.args, n.kwargs)}" + (f"  # {n.where}" if n.where else "") for n in graph.nodes]
-    outputs = "".join(f"{_arg(o)}, " for o in graph.outputs).strip()
+    several = {n.name for n in graph.nodes if len(n.outputs) != 1 or _returns_list(n.target)}
+    lines = [f"    {n.name} = {_call(n, several)}" + (f"  # {n.where}" if n.where else "") for n in graph.nodes]
+    outputs = "".join(f"{_arg(o, several)}, " for o in graph.outputs).strip()
     values = [f"    {i.name} = {_value(v, recipes.get(i.name))}" for i, v in zip(graph.inputs, case.inputs, strict=True)]
     relative, absolute = _apart(case)
     custom = any(n.target.startswith("lowc.") for n in graph.nodes)
@@ -91,11 +92,12 @@ def _clean(detail: str) -> str:
 
 def _apart(case: Case) -> tuple[float, float]:
     """Relative and absolute tolerance: of eager's own rounding."""
-    found = [d for i in case.graph.nodes for m in i.outputs if isinstance(m, TensorMeta) and (d := DTYPES.get(m.dtype)) is not None]
+    found = [DTYPES[m.dtype] for node in case.graph.nodes for m in node.outputs if isinstance(m, TensorMeta)]
     floats = [torch.finfo(d).eps for d in found if d.is_floating_point]
     if not floats:
         return 0.0, 0.0
-    scale = max((float(e.eager.double().abs().nan_to_num(0, 0, 0).max()) for e in case.expected() if _holds(e.eager)), default=1.0)
+    values = [e.eager.double().abs().nan_to_num(0.0, 0.0, 0.0) for e in case.expected() if _holds(e.eager)]
+    scale = max((float(v.max()) for v in values), default=1.0)
     unit = max(floats)
     return 32 * unit, 32 * unit * max(scale, 1e-30)
 
@@ -121,16 +123,22 @@ def _symbols(case: Case) -> dict[str, str]:
     return found
 
 
-def _call(target: str, args: Sequence[GraphArg], kwargs: Sequence[tuple[str, GraphArg]]) -> str:
-    given = [*map(_arg, args), *(f"{name}={_arg(value)}" for name, value in kwargs)]
-    return f"torch.ops.{target}({', '.join(given)})"
+def _returns_list(target: str) -> bool:
+    returns = externs.overload(target)._schema.returns
+    return len(returns) == 1 and isinstance(returns[0].type, torch.ListType)
 
 
-def _arg(arg: GraphArg) -> str:
+def _call(node: Node, several: set[str]) -> str:
+    given = [*(_arg(a, several) for a in node.args), *(f"{name}={_arg(a, several)}" for name, a in node.kwargs)]
+    return f"torch.ops.{node.target}({', '.join(given)})"
+
+
+def _arg(arg: GraphArg, several: set[str]) -> str:
+    """``several``: nodes whose results come as a sequence."""
     if isinstance(arg, Ref):
-        return f"{arg.name}[{arg.number}]" if arg.number else arg.name
+        return f"{arg.name}[{arg.number}]" if arg.name in several else arg.name
     if isinstance(arg, tuple):
-        return f"[{', '.join(map(_arg, arg))}]"
+        return f"[{', '.join(_arg(a, several) for a in arg)}]"
     if isinstance(arg, Index):
         number = constant(arg)
         return text(arg) if number is None else str(number)

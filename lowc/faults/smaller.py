@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 from lowc.faults import reference
-from lowc.faults.bisect import smallest_kernel
 from lowc.faults.cut import Case, Source
+from lowc.faults.kernels import smallest_kernel
 from lowc.faults.trial import How, Verdict, tried
 from lowc.ir.graph import Graph, Meta, Ref, TensorMeta
 from lowc.ir.index import Index, constant, ix
 from lowc.target import Target
 
+LITTLE = 12
+"""Sizes up to which one is taken off at a time."""
 SEED = "torch.Generator().manual_seed({})"
 
 
@@ -46,6 +48,14 @@ def reduced(case: Case, verdict: Verdict, target: Target, how: How, seconds: flo
     _fewer_nodes(found, fails)
     _plainer_inputs(found, fails)
     return found
+
+
+def fewer_nodes(case: Case, verdict: Verdict, how: How, seconds: float) -> Case:
+    """``case`` with as few ops as fail in the same way and are found in ``seconds``."""
+    until = time.monotonic() + seconds
+    found = Reduction(case)
+    _fewer_nodes(found, lambda c: c is not None and time.monotonic() < until and tried(c, how).like(verdict))
+    return found.case
 
 
 Fails = Callable[[Case | None], bool]
@@ -101,11 +111,11 @@ def _parts(source: Source, names: set[str], graph: Graph) -> Iterator[Case | Non
 
 
 def _smaller_sizes(found: Reduction, fails: Fails) -> None:
-    """Halves each size that occurs in the inputs, or takes one off, as long as that still fails."""
+    """Takes a part off each size that occurs in the inputs, as long as that still fails."""
     while True:
         sizes = sorted({n for v in found.case.inputs if isinstance(v, torch.Tensor) for n in v.shape if n > 1}, reverse=True)
         for old in sizes:
-            for new in dict.fromkeys((1, old // 4, old // 2, old * 3 // 4, old - 1)):
+            for new in dict.fromkeys((1, old // 8, old // 2, old * 3 // 4, old - 1 if old <= LITTLE else old * 7 // 8)):
                 if 1 <= new < old and fails(part := resized(found.case, old, new)):
                     assert part is not None
                     found.case = part
@@ -152,8 +162,8 @@ def resized(case: Case, old: int, new: int) -> Case | None:
 def _meta(meta: Meta, value: Any) -> Meta:
     if not isinstance(meta, TensorMeta) or not isinstance(value, torch.Tensor):
         return meta
-    shape, strides = (tuple(map(ix, numbers)) for numbers in (value.shape, value.stride()))
-    return replace(meta, shape=shape, strides=strides, offset=ix(value.storage_offset()))
+    shape, strides = (tuple(ix(int(n)) for n in numbers) for numbers in (value.shape, value.stride()))
+    return replace(meta, shape=shape, strides=strides, offset=ix(int(value.storage_offset())))
 
 
 def _resized_value(value: Any, old: int, new: int) -> Any:

@@ -23,8 +23,8 @@ CALLS = 2
 
 @dataclass(frozen=True)
 class Verdict:
-    """``status``: right, wrong, error, crash or timeout.  ``kind``: the type of an error, the signal of a crash.  ``origin``: of an
-    error that names the kernel, see LowcError."""
+    """``status``: right, wrong, error, crash or timeout.  ``kind``: the type of an error, the signal of a crash.  ``origin``: of
+    an error that names the kernel, see LowcError."""
 
     status: str
     kind: str = ""
@@ -53,7 +53,7 @@ class How:
 
 
 def single_threaded() -> int:
-    """Keeps torch to one thread in this process, so that children may have more (see ``isolated``); returns how many there were."""
+    """Keeps torch to one thread in this process, so that children may have more (``isolated``); returns how many there were."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     return threads

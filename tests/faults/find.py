@@ -2,8 +2,8 @@
 
     python -m tests.faults.find [NAME ...]
 
-Prints a line of JSON for each: what the two commands said, and what the reduced file does when it is run.  Each is a child of this
-process, which only imports, so that torch is loaded once.
+Prints a line of JSON for each: what the two commands said, which files bisect wrote, the text of reduce's.  Each command is a
+child of this process, which only imports, so that torch is loaded once.
 """
 
 import io
@@ -24,8 +24,10 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Planted:
-    """``name``: a file of ``planted``.  What bisect shall say: ``status`` and ``stage``, and of the kernel at fault an op that is in
-    it.  ``most``: ops that may be left after reduce."""
+    """``name``: a file of ``planted``.  What bisect shall say: ``status`` and ``stage``, and an op of the kernel at fault.
+
+    ``most``: ops that may be left after reduce.
+    """
 
     name: str
     victim: str
@@ -38,13 +40,13 @@ class Planted:
 FAULTS = (
     Planted("lowering_maximum", "chosen", "wrong", "lowering", "aten.maximum.default"),
     Planted("lowering_raises", "softmax", "error", "lowering", "aten.amax.default"),
-    Planted("inline_masks", "padded", "wrong", "inline", "aten.constant_pad_nd.default", 2),
+    Planted("inline_coordinates", "turned", "wrong", "inline", "aten.add.Tensor", 3),
     Planted("fold_quotients", "scaled", "wrong", "fold", "aten.div.Tensor"),
-    Planted("schedule_tails", "columns", "wrong", "schedule", "aten.sum.dim_IntList", 2),
+    Planted("schedule_tails", "columns", "wrong", "schedule", "aten.cos.default", 2),
     Planted("schedule_raises", "long_rows", "error", "schedule", "aten.sum.dim_IntList", 2),
-    Planted("emission_lanes", "softmax", "wrong", "code", "aten.sum.dim_IntList", 2),
+    Planted("emission_lanes", "softmax", "wrong", "code", "aten.amax.default", 2),
     Planted("emission_address", "looked_up", "crash", "code", "aten.embedding.default", 2),
-    Planted("runtime_linker", "chosen", "wrong", "linker", "aten.tanh.default", 2),
+    Planted("runtime_linker", "chosen", "wrong", "linker", "aten.mul.Tensor", 2),
     Planted("runtime_placed", "padded", "wrong", "host program", "aten.mm.default", 2),
 )
 
@@ -59,25 +61,29 @@ def said(*arguments: str) -> tuple[int, str]:
     return status, out.getvalue()
 
 
-def looked_for(planted: Planted, folder: str) -> dict[str, Any]:
+def looked_for(planted: Planted, folder: Path) -> dict[str, Any]:
     place, plant = f"{HERE / 'victims.py'}:{planted.victim}", str(HERE / "planted" / f"{planted.name}.py")
-    small = str(Path(folder) / f"{planted.name}.py")
-    common = ("--import", plant, "--seconds", "60")
-    bisected = said("bisect", place, *common, "--files", str(Path(folder) / planted.name))
-    reduced = said("reduce", place, *common, "-o", small, "--budget", "60")
-    files = sorted(p.name for p in (Path(folder) / planted.name).glob("*"))
-    return {"name": planted.name, "bisect": bisected, "reduce": reduced, "files": files, "script": Path(small).read_text()}
+    small, files = folder / f"{planted.name}.py", folder / planted.name
+    common = (place, "--import", plant, "--seconds", "60")
+    return {
+        "name": planted.name,
+        "bisect": in_child("bisect", *common, "--files", str(files)),
+        "reduce": in_child("reduce", *common, "-o", str(small), "--budget", "60"),
+        "files": sorted(p.name for p in files.glob("*")),
+        "script": small.read_text() if small.exists() else "",
+    }
 
 
-def in_child(planted: Planted, folder: str) -> dict[str, Any]:
+def in_child(*arguments: str) -> tuple[int, str]:
+    """``said``, in a child, which a fault is planted in once."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             torch.set_num_threads(2)
-            content = looked_for(planted, folder)
+            content = said(*arguments)
         except BaseException:
-            content = {"name": planted.name, "bisect": [3, traceback.format_exc()], "reduce": [3, ""], "files": [], "script": ""}
+            content = 3, traceback.format_exc()
         with os.fdopen(write, "w") as file:
             file.write(json.dumps(content))
         os._exit(0)
@@ -85,7 +91,8 @@ def in_child(planted: Planted, folder: str) -> dict[str, Any]:
     with os.fdopen(read) as file:
         text = file.read()
     os.waitpid(pid, 0)
-    return json.loads(text)
+    status, printed = json.loads(text)
+    return status, printed
 
 
 def main() -> None:
@@ -99,7 +106,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for planted in FAULTS:
             if planted.name in names:
-                print(json.dumps(in_child(planted, folder)), flush=True)
+                print(json.dumps(looked_for(planted, Path(folder))), flush=True)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def long_rows(x: Tensor) -> Tensor:
 
 
 def long_rows_inputs() -> tuple[Tensor]:
-    return (numbers(6, 5000),)
+    return (numbers(3, 50000),)
 
 
 def looked_up(i: Tensor, w: Tensor, v: Tensor) -> Tensor:
@@ -72,3 +72,12 @@ def looked_up(i: Tensor, w: Tensor, v: Tensor) -> Tensor:
 
 def looked_up_inputs() -> tuple[Tensor, ...]:
     return torch.arange(40) % 11, numbers(11, 48, seed=1), numbers(48, 5, seed=2)
+
+
+def turned(x: Tensor, w: Tensor) -> Tensor:
+    y = (x @ w).clamp(max=0.5)
+    return (y.sin() * 2.0).t() + y.sum(1)
+
+
+def turned_inputs() -> tuple[Tensor, Tensor]:
+    return numbers(21, 30), numbers(30, 21, seed=1)

@@ -7,8 +7,9 @@ _right = fold._product
 
 
 def _product(expr: Expr) -> Expr:
-    made = _right(expr)
-    return made if made is expr or not isinstance(expr, Op) or not isinstance(expr.args[1], Const) else Op("mul", expr.args, expr.dtype)
+    if _right(expr) is expr or not isinstance(expr, Op) or not isinstance(expr.args[1], Const):
+        return expr
+    return Op("mul", expr.args, expr.dtype)
 
 
 fold._product = _product
