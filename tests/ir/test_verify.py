@@ -395,6 +395,16 @@ BAD_MODULES = [
         "the size s is used, but nothing has given",
     ),
     (
+        "shape of an argument",
+        f"module @LOOPS() {{\n {HEAD} temp u: f32[2, 2]\n launch copy(x, u)\n}}\n{COPY}",
+        "u is f32[2, 2], parameter",
+    ),
+    (
+        "memory of an argument",
+        f"module @SCHEDULED() {{\n {HEAD} temp u: f32[3]\n launch copy(x, u)\n}}\n{COPY}",
+        "u is f32[3], parameter",
+    ),
+    (
         "kernel",
         f"module @SCHEDULED() {{\n {HEAD} launch copy(x, y)\n}}\n{COPY.replace('[4]', '[2, 2]', 1)}",
         "one-dimensional",
