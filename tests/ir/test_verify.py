@@ -30,6 +30,8 @@ def test_golden_programs_are_accepted(path: Path) -> None:
 BAD_KERNELS = [
     # name, level, params, body, what the message says
     ("twice", "LOOPS", "x: f32[4]", "for i in 4 {\n}\nfor i in 4 {\n}", "the name i is already taken"),
+    ("odd lanes", "MACHINE", "x: f32[24]", "for i in 24 vector(12) {\nx[i] = 1.0\n}", "lanes are a power of two"),
+    ("too many lanes", "MACHINE", "x: f32[512]", "for i in 512 vector(256) {\nx[i] = 1.0\n}", "256 lanes, 1 strips"),
     ("shadow", "LOOPS", "x: f32[4]", "x = 1.0", "the name x is already taken"),
     (
         "op dtype",
