@@ -104,6 +104,12 @@ def cross_compile(graph: Graph, target: Target, options: Options, trace: Trace, 
     return artifact
 
 
+def interpreted(module: Module) -> Compiled:
+    """``module``, of any level, as a function of the list of its inputs: its host program, the interpreter for native code."""
+    artifact, bind = _interpreted(module)
+    return bind(artifact, ()).call
+
+
 def run_by_aten(graph: Graph, constants: Sequence[Any] = ()) -> Compiled:
     """``graph`` as calls of ATen alone: what is compiled for elsewhere can be called here."""
     module = lower(graph, Options(), frozenset(node.name for node in graph.nodes))
@@ -187,16 +193,20 @@ Bind = Callable[[Artifact, Sequence[Any]], "Program"]
 
 def _bind_x86(artifact: Artifact, constants: Sequence[Any], forward: bool) -> "Program":
     """``forward``: the graph is the forward pass of a training step."""
+    from lowc.runtime.program import bind
+
+    return bind(artifact, linked(artifact) if artifact.code else {}, constants, forward=forward)
+
+
+def linked(artifact: Artifact) -> dict[str, Callable[[Any], int]]:
+    """The native functions of an artifact for x86, in this process, by their symbols.  Raises CodegenError."""
     from lowc.runtime import openmp
     from lowc.runtime.linker import Library
-    from lowc.runtime.program import bind, function_at
+    from lowc.runtime.program import function_at
 
-    if not artifact.code:
-        return bind(artifact, {}, constants, forward=forward)
     symbols = [step.symbol for step in artifact.program if isinstance(step, Native)]
     library = Library(artifact.code, symbols, openmp.functions())
-    natives = {s: function_at(library.address(s), library) for s in symbols}
-    return bind(artifact, natives, constants, forward=forward)
+    return {s: function_at(library.address(s), library) for s in symbols}
 
 
 def _interpreted(module: Module) -> tuple[Artifact, Bind]:

@@ -34,6 +34,7 @@ RANKS = {
     "reuse": 3,
     "package": 3,
     "dynamo": 3,
+    "faults": 3,
     "cli": 3,
     "__main__": 3,
     "": 3,
@@ -46,7 +47,7 @@ WITHIN_RANK = {
     ("backends.x86", "backends.llvm"),
     ("backends.nvptx", "backends.llvm"),
 }
-TORCH = ("frontend", "runtime")
+TORCH = ("frontend", "runtime", "faults")
 
 
 def stage_of(module: str) -> str:

@@ -21,6 +21,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from lowc.cache.entry import Damaged
+from lowc.errors import LowcError
 from lowc.host import Host
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from lowc.ir.index import Index
 
 Literal = str | float | complex
+UNREADABLE = (KeyError, IndexError, ValueError, TypeError, AttributeError, EOFError, OverflowError, RecursionError, struct.error)
+"""What reading data raises that has another form than it should."""
 
 
 class Stored:
@@ -42,14 +45,21 @@ class Stored:
 
     @cached_property
     def artifact(self) -> "Artifact":
-        """The whole artifact, its module parsed."""
+        """The whole artifact, its module parsed.  Raises Damaged as ``decode`` does."""
+        try:
+            return self._read()
+        except (LowcError, *UNREADABLE) as error:
+            raise Damaged(f"it cannot be read: {type(error).__name__}: {error}") from error
+
+    def _read(self) -> "Artifact":
         from lowc.artifact import Artifact, Native, runs
         from lowc.ir.nodes import Extern
         from lowc.ir.parser import parse_module
 
         module = parse_module(self.sections["module"].decode())
-        symbols = iter(self.symbols)
-        program = tuple(run if isinstance(run, Extern) else Native(next(symbols), run) for run in runs(module))
+        natives = [run for run in runs(module) if not isinstance(run, Extern)]
+        named = {run: Native(symbol, run) for run, symbol in zip(natives, self.symbols, strict=True)}
+        program = tuple(run if isinstance(run, Extern) else named[run] for run in runs(module))
         sizes = {symbol.name: symbol for symbol in module.symbols}
         for launch in module.steps:
             if not isinstance(launch, Extern):
@@ -111,7 +121,7 @@ def decode(sections: Mapping[str, bytes]) -> Stored:
         if not isinstance(bytecode, CodeType) or not {"code", "cubin", "module"} <= sections.keys():
             raise Damaged("it lacks a part")
         return Stored(sections, meta, host, bytecode)
-    except (KeyError, ValueError, TypeError, AttributeError, EOFError, struct.error) as error:
+    except UNREADABLE as error:
         raise Damaged(f"it cannot be read: {type(error).__name__}: {error}") from error
 
 

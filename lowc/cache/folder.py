@@ -173,7 +173,7 @@ class Folder:
     def evict(self) -> int:
         """Removes the entries that have not been used for longest, if all together are above the limit, and what killed processes
         have left behind.  How many entries were removed; 0 where another process is at it already."""
-        if sum(item.size for item in self._scan()) <= self.limit:
+        if sum(item.size for item in self._scan()) <= self.limit and not any(self._abandoned()):
             return 0
         from filelock import FileLock, Timeout
 
@@ -186,12 +186,15 @@ class Folder:
             log.warning("the cache in %s cannot be kept below its limit: %s", self.path, error)
             return 0
 
-    def _evict(self) -> int:
+    def _abandoned(self) -> Iterator[Item]:
+        """What killed processes have left behind: nobody writes for so long.  (Or the clock has been put back by as much.)"""
         now = time.time()
-        for item in self._scan(temporary=True):
-            if now - item.used > STALE:
-                with suppress(OSError):
-                    os.unlink(item.path)
+        return (item for item in self._scan(temporary=True) if abs(now - item.used) > STALE)
+
+    def _evict(self) -> int:
+        for item in self._abandoned():
+            with suppress(OSError):
+                os.unlink(item.path)
         items = self.items()
         total, removed = sum(item.size for item in items), 0
         for item in items:

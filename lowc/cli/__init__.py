@@ -4,11 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lowc.cli import bench, cache, compile, dump, explain, link, opt, run, view
+from lowc.cli import bench, bisect, cache, compile, dump, explain, link, opt, reduce, run, view
 from lowc.cli.versions import versions
 from lowc.errors import LowcError
 
-COMMANDS = (dump, explain, view, bench, opt, cache, compile, run, link)
+COMMANDS = (dump, explain, view, bench, bisect, reduce, opt, cache, compile, run, link)
 REQUIRED = ("torch", "llvmlite", "numpy", "rich", "filelock", "platformdirs")
 """What pip installs with lowc, and ``pip install --no-deps`` does not."""
 

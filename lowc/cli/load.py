@@ -32,7 +32,7 @@ def load_calls(place: str) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
         raise LowcError(
             f"{place!r} is not of the form FILE.py:FN", hint="e.g. lowc dump examples/softmax.py:softmax"
         )
-    module = _module(Path(file))
+    module = load_module(Path(file))
     if not callable(found := getattr(module, name, None)):
         names = [
             n
@@ -67,7 +67,8 @@ def _name(path: Path) -> str:
     return f"_lowc_cli_{path.stem}"  # not the stem: a random.py of the user's must not replace Python's
 
 
-def _module(path: Path) -> ModuleType:
+def load_module(path: Path) -> ModuleType:
+    """The Python file at ``path``, imported under a name of its own.  Raises LowcError if it is not there, or raises."""
     if not path.is_file():
         raise LowcError(f"there is no file {path}")
     name = _name(path)

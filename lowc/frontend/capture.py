@@ -27,12 +27,13 @@ class GraphBreak:
 @dataclass(frozen=True, slots=True)
 class Capture:
     """``graphs`` in the order in which they were compiled; ``unsupported``: reasons of graphs that torch runs as they are;
-    ``recompiles``: why later calls were compiled anew."""
+    ``recompiles``: why later calls were compiled anew; ``result``: of the first call."""
 
     graphs: tuple[Graph, ...]
     breaks: tuple[GraphBreak, ...]
     unsupported: tuple[str, ...]
     recompiles: tuple[Recompile, ...] = ()
+    result: Any = None
 
 
 def capture(
@@ -87,7 +88,7 @@ def capture(
     breaks += [GraphBreak(r, "") for r in map(_first_line, counters["graph_break"]) if r not in known]
     prefix = "unsupported: "
     unsupported = tuple(str(key)[len(prefix) :] for key in counters["lowc"] if str(key).startswith(prefix))
-    return Capture(tuple(graphs), tuple(breaks), unsupported, tuple(recompiles))
+    return Capture(tuple(graphs), tuple(breaks), unsupported, tuple(recompiles), out)
 
 
 def _backward(out: Any) -> None:

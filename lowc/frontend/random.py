@@ -10,7 +10,6 @@ The generator is Philox (``ir/philox.py``).  ``draw`` is the op's meaning in ter
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 from torch.utils.checkpoint import CheckpointPolicy
 
+from lowc.frontend.once import once
 from lowc.ir.philox import FRACTION_BITS, MULTIPLIERS, ROUNDS, WEYL, WORD, needs_two
 
 NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
@@ -168,7 +168,7 @@ _REPLACED: dict[str, Callable[..., fx.Node | None]] = {
 # ---------------------------------------------------------------- the op
 
 
-@cache
+@once
 def register() -> torch.library.Library:
     """Makes the op known to torch (once); the library has to be kept.
 

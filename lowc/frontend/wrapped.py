@@ -11,7 +11,7 @@
 import ast
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2_de
 from lowc.errors import Unsupported
 from lowc.frontend.dtypes import TORCH_DTYPES
 from lowc.frontend.floats import Float
+from lowc.frontend.once import once
 from lowc.ir.graph import GraphArg, Node, Ref, TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.types import DType
@@ -82,7 +83,7 @@ def with_floats(node: Node, op: torch._ops.OpOverload) -> Node:
     return replace(node, target=TARGET, args=encode("with_floats", op, node.args, dict(node.kwargs)), kwargs=())
 
 
-@cache
+@once
 def register() -> torch.library.Library:
     """Makes the op known to torch (once); the library has to be kept."""
     library = torch.library.Library("lowc", "FRAGMENT")
@@ -113,7 +114,7 @@ def call(tensors: list[Tensor], sizes: list[int], call: str) -> list[Tensor]:
     return [r for r in results if r is not None]
 
 
-@cache
+@lru_cache(1 << 10)
 def _parsed(call: str) -> Any:
     return ast.literal_eval(call)
 

@@ -70,12 +70,14 @@ def run_module(
     extern: ExternCall | None = None,
     sizes: Mapping[str, int] | None = None,
     shuffle: random.Random | None = None,
+    after: Callable[[int, Mapping[str, Array]], None] | None = None,
 ) -> list[Any]:
     """Runs ``module`` on ``inputs``, one for each of its inputs: storages for buffers, ints for sizes, anything for None.
 
     Instead of a storage, an input may be a Tensor or an array of the buffer's number of dimensions: it is packed, and if a step
     writes to it, the array is written afterwards.  ``sizes`` gives symbols that are no inputs; those that are a dimension of an
-    input given as a Tensor or a logical array are found.  Returns the outputs: arrays in storage form, ints, or constants.
+    input given as a Tensor or a logical array are found.  ``after`` is told the number of each step that has run, and the
+    storages by the buffers' names.  Returns the outputs: arrays in storage form, ints, or constants.
     """
     call = _Call(module, dict(sizes or {}), {}, None)
     arrays = [_logical(buffer, given) for buffer, given in zip(module.inputs, inputs, strict=True)]
@@ -83,16 +85,18 @@ def run_module(
         if isinstance(item, Symbol):
             call.sizes[item.name] = int(given)
         elif isinstance(item, Buffer) and array is not None:
-            _find_sizes(call.sizes, item, array.shape)
+            find_sizes(call.sizes, item, array.shape)
     for item, given, array in zip(module.inputs, inputs, arrays, strict=True):
         if isinstance(item, Buffer):
             call.storages[item.name] = given if array is None else pack(array, _ints(call, item.strides))
-    for step in module.steps:
+    for number, step in enumerate(module.steps):
         if isinstance(step, Launch):
             memory = {p.name: _storage(call, a) for p, a in zip(step.kernel.params, step.args, strict=True)}
             run_kernel(step.kernel, memory, call.sizes, shuffle)
         else:
             _extern(call, step, extern)
+        if after is not None:
+            after(number, call.storages)
     for item, array in zip(module.inputs, arrays, strict=True):
         if isinstance(item, Buffer) and array is not None and array.flags.writeable:
             shape, strides = array.shape, _ints(call, item.strides)
@@ -112,7 +116,8 @@ def _logical(item: Buffer | Symbol | None, given: Any) -> Array | None:
     return None if flat else given
 
 
-def _find_sizes(sizes: dict[str, int], buffer: Buffer, shape: Sequence[int]) -> None:
+def find_sizes(sizes: dict[str, int], buffer: Buffer, shape: Sequence[int]) -> None:
+    """Adds to ``sizes`` the symbols that a dimension of ``buffer`` is, given the ``shape`` of what it holds."""
     if len(shape) == len(buffer.shape):
         for index, extent in zip(buffer.shape, shape, strict=True):
             if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
@@ -193,7 +198,7 @@ def _extern(call: _Call, step: Extern, extern: ExternCall | None) -> None:
 
 def _receive(call: _Call, buffer: Buffer, array: Array) -> None:
     """Makes a result of an extern call the storage of ``buffer``."""
-    _find_sizes(call.sizes, buffer, array.shape)
+    find_sizes(call.sizes, buffer, array.shape)
     if array.ndim != len(buffer.shape):  # a buffer that has become one-dimensional: the memory as it lies
         steps = [s // array.itemsize for s in array.strides]
         storage = pack(array, steps)

@@ -17,7 +17,7 @@ Integers     wrap at their width.  Index expressions are exact integers (emitted
 Floats       IEEE 754 with NaN, inf, -0.0, denormals.  No contraction, no reassociation, no reciprocal: ``fma`` rounds once,
              ``mad`` once or twice as the target likes; ``product``, as what a sum takes up, need not be rounded before.
              An op on f16 or bf16 computes in f32 and rounds.
-Aliasing     Distinct buffers never overlap.
+Aliasing     Distinct buffers never overlap, nor do the elements of one that is written to (those of others may: stride 0).
 """
 
 from dataclasses import dataclass

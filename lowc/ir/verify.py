@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from lowc.errors import VerifyError
 from lowc.ir import arithmetic
+from lowc.ir.graph_printer import tensor_text
 from lowc.ir.index import ZERO, Index, Symbol, constant, ix, prove_nonneg
 from lowc.ir.nodes import LEVELS, Arg, Buffer, Extern, Kernel, Launch, Module, View
 from lowc.ir.printer import print_module_lines
@@ -127,6 +128,9 @@ def _launch(s: _State, step: Launch, number: int) -> None:
         _buffer(s, arg, number)
         if arg.dtype != param.dtype:
             s.fail(f"{arg.name} is {arg.dtype}, parameter {param.name} of {kernel.name} is {param.dtype}")
+        if not _lies_as(arg, param, s.level):
+            a, p = (tensor_text(b.dtype, b.shape, b.strides) for b in (arg, param))
+            s.fail(f"{arg.name} is {a}, parameter {param.name} of {kernel.name} is {p}")
         if position in accesses.needs and arg.name not in s.defined:
             s.fail(f"{kernel.name} reads {arg.name}, which nothing has written yet")
         before = used.setdefault(arg.name, position)
@@ -135,6 +139,14 @@ def _launch(s: _State, step: Launch, number: int) -> None:
                 f"{arg.name} is passed twice to {kernel.name}, which writes it; distinct buffers never overlap"
             )
     s.defined.update(step.args[n].name for n in accesses.writes)
+
+
+def _lies_as(arg: Buffer, param: Buffer, level: str) -> bool:
+    """Whether ``arg`` has the sizes and strides of ``param``, or, where kernels see memory as one line, as much of it."""
+    if (arg.shape, arg.strides) == (param.shape, param.strides):
+        return True
+    spare = constant(storage_size(arg) - storage_size(param))
+    return level != "LOOPS" and (spare is None or spare >= 0)
 
 
 def _extern(s: _State, step: Extern, number: int) -> None:

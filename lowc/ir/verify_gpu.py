@@ -83,7 +83,7 @@ def verify_kernel_threads(kernel: Kernel) -> None:
             _width(s, stmt)
     if s.threads.get("x", 1) * s.threads.get("y", 1) > MAX_THREADS:
         s.stmt = kernel
-        s.fail(f"{s.threads['x']} x {s.threads['y']} threads; a block has {MAX_THREADS} at most")
+        s.fail(f"{s.threads.get('x', 1)} x {s.threads.get('y', 1)} threads; a block has {MAX_THREADS} at most")
     if (wrong := broken(kernel)) is not None:
         s.stmt, rule = wrong
         s.fail(rule)

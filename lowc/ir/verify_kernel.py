@@ -32,6 +32,8 @@ KINDS = {
     "teams": 2,
 }  # fmt: skip
 """Kinds of loops, and the least width of each."""
+MOST_LANES = 128
+"""Twice what a vector of any processor holds; each becomes instructions."""
 SPACES = ("global", "shared", "local")
 
 
@@ -118,6 +120,8 @@ def _for(s: State, stmt: For) -> None:
         s.fail(f"a {kind.name} loop at LOOPS, where all loops are serial")
     if kind.width < KINDS[kind.name] or kind.interleave < 1:
         s.fail(f"a {kind.name} loop needs a width and an interleave of at least 1")
+    if kind.name == "vector" and (kind.width & (kind.width - 1) or kind.width > MOST_LANES or kind.interleave > MOST_LANES):
+        s.fail(f"{kind.width} lanes, {kind.interleave} strips; lanes are a power of two, neither is above {MOST_LANES}")
     if kind.name == "thread":
         if kind.key not in ("", "y"):
             s.fail(f"a thread loop is of dimension x (unnamed) or y, not {kind.key}")

@@ -206,12 +206,18 @@ def _relocate(
         if kind in (_GOTPCREL, _GOTPCRELX, _REX_GOTPCRELX):
             if home != _UNDEFINED:
                 raise CodegenError(f"the object file asks for a table entry of {name}, which is its own")
-            target = slots[name] + len(_JUMP) + addend - place
+            target = _slot(slots, name) + len(_JUMP) + addend - place
         elif kind in (_64, _PC32, _PLT32, _PC64):
             if home != _UNDEFINED and home not in places:
                 raise CodegenError(f"the object file refers to {name or 'a symbol'} in section {home}, which is not in memory")
-            symbol = slots[name] if home == _UNDEFINED else places[home] + value
+            symbol = _slot(slots, name) if home == _UNDEFINED else places[home] + value
             target = symbol + addend + (base if kind == _64 else -place)
         else:
             raise CodegenError(f"the object file has a relocation of kind {kind}, which lowc's linker does not know")
         struct.pack_into("<Q" if kind == _64 else "<q" if length == 8 else "<i", image, place, target)
+
+
+def _slot(slots: Mapping[str, int], name: str) -> int:
+    if name not in slots:
+        raise CodegenError("the object file refers to a symbol without a name that it does not define")
+    return slots[name]

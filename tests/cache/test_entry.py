@@ -1,11 +1,13 @@
 """The format of an entry: what is written is read back, and what is damaged is refused."""
 
+import json
 import random
 from pathlib import Path
 
 import pytest
 
 from lowc.cache import entry
+from lowc.cache.codec import decode
 from tests.cache import graphs
 
 SECTIONS = {"code": bytes(range(256)), "empty": b"", "text": "ünï\n".encode()}
@@ -106,3 +108,20 @@ def test_200_damaged_variants_are_refused_or_do_no_harm(tmp_path: Path, compilat
         assert len(compilations) <= before + 1
     # What passes has what belongs to somebody who only looks (the text of the host program, that of the module) exchanged.
     assert len(compilations) > 195
+
+
+def test_sections_that_say_something_else_are_damage(tmp_path: Path) -> None:
+    """Checksum and key right: found by ``tests.property.files``, as exceptions of other kinds."""
+    cache = graphs.folder(tmp_path)
+    graphs.check(cache)
+    (item,) = cache.items()
+    _, sections = entry.read(Path(item.path).read_bytes())
+    module = sections["module"]
+    broken = (b"\xff" + module, module[:40], b"", module.replace(b"f32", b"f31"))
+    for text in broken:
+        with pytest.raises(entry.Damaged):
+            decode({**sections, "module": text}).artifact  # noqa: B018
+    for name, value in (("entries", 3), ("slots", None), ("target", None), ("symbols", [])):
+        meta = {k: v for k, v in json.loads(sections["meta"]).items() if k != name} | ({} if value is None else {name: value})
+        with pytest.raises(entry.Damaged):
+            decode({**sections, "meta": json.dumps(meta).encode()}).artifact  # noqa: B018

@@ -155,10 +155,14 @@ def test_eviction_removes_what_killed_processes_left_and_nothing_young(tmp_path:
         path = tmp_path / (folder.TEMPORARY + name)
         path.write_bytes(b"half")
         os.utime(path, (time.time() - age,) * 2)
-    cache.put("k1", PART)
+    path = tmp_path / (folder.TEMPORARY + "of tomorrow")  # the clock has been put back since
+    path.write_bytes(b"half")
+    os.utime(path, (time.time() + folder.STALE + 10,) * 2)
+    graphs.folder(tmp_path, limit=1 << 20).put("k1", PART)  # which is far from its limit
     left = files(tmp_path)
+    assert folder.TEMPORARY + "of tomorrow" not in left
     assert folder.TEMPORARY + "young" in left and folder.TEMPORARY + "old" not in left
-    assert cache.clear() == 1
+    assert cache.clear() == 2
     assert not [name for name in files(tmp_path) if name != folder.LOCK]
 
 

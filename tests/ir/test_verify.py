@@ -30,6 +30,8 @@ def test_golden_programs_are_accepted(path: Path) -> None:
 BAD_KERNELS = [
     # name, level, params, body, what the message says
     ("twice", "LOOPS", "x: f32[4]", "for i in 4 {\n}\nfor i in 4 {\n}", "the name i is already taken"),
+    ("odd lanes", "MACHINE", "x: f32[24]", "for i in 24 vector(12) {\nx[i] = 1.0\n}", "lanes are a power of two"),
+    ("too many lanes", "MACHINE", "x: f32[512]", "for i in 512 vector(256) {\nx[i] = 1.0\n}", "256 lanes, 1 strips"),
     ("shadow", "LOOPS", "x: f32[4]", "x = 1.0", "the name x is already taken"),
     (
         "op dtype",
@@ -393,6 +395,16 @@ BAD_MODULES = [
         "size arg",
         f"module @LOOPS(s: 2..) {{\n {HEAD} extern f(idx(s))\n}}",
         "the size s is used, but nothing has given",
+    ),
+    (
+        "shape of an argument",
+        f"module @LOOPS() {{\n {HEAD} temp u: f32[2, 2]\n launch copy(x, u)\n}}\n{COPY}",
+        "u is f32[2, 2], parameter",
+    ),
+    (
+        "memory of an argument",
+        f"module @SCHEDULED() {{\n {HEAD} temp u: f32[3]\n launch copy(x, u)\n}}\n{COPY}",
+        "u is f32[3], parameter",
     ),
     (
         "kernel",

@@ -32,6 +32,7 @@ BAD = {
         "for t in 64 thread(64) {\nfor u in 32 thread(32, y) {\nx[t] = 1.0\n}\n}",
         "64 x 32 threads",
     ),
+    "too many of one": ("for t in 4 thread(2048) {\nx[t] = 1.0\n}", "2048 x 1 threads"),
     "too long": ("for t in n thread(4) {\nx[t] = 1.0\n}", "not known to be at most 4"),
     "nested": ("for t in 4 thread(4) {\nfor u in 4 thread(4) {\nx[t + u] = 1.0\n}\n}", "in one another"),
     "in a vector": (

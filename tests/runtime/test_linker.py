@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lowc.errors import CodegenError
-from lowc.runtime.linker import Library
+from lowc.runtime.linker import Library, _sections
 
 pytest.importorskip("llvmlite")
 
@@ -128,3 +128,13 @@ def test_damaged_object_files_end_in_codegen_errors_only() -> None:
         except CodegenError:
             refused += 1
     assert refused > 150
+
+
+def test_a_relocation_to_no_symbol() -> None:
+    """Found by ``tests.property.files``: the first symbol of a table has no name and no section."""
+    sound = toolchain.emit_object(TABLE, "x86-64", "")
+    code, known = bytearray(sound), _sections(sound)
+    (section,) = [s for s in known if s.kind == 4 and known[s.info].flags & 4 and s.size]
+    struct.pack_into("<I", code, section.start + 12, 0)
+    with pytest.raises(CodegenError, match="a symbol without a name"):
+        Library(bytes(code), ("at",), {"outside": 4096})

@@ -73,12 +73,25 @@ COORDINATES = program(
     "f(x, t)",
     "g(p, t, x, out)",
 )
+SHARED = program(
+    """kernel f(x: f32[4, 8], out: f32[4, 8]) {
+      for i in 4 { for j in 8 { out[i, j] = x[i, j] * 2.0 } }
+    }
+    kernel g(a: f32[4, 8], b: f32[4, 8], out: f32[4, 8]) {
+      for i in 4 { for j in 8 { out[i, j] = a[i, j] - b[i, j] } }
+    }""",
+    "t: f32[4, 8]; u: f32[4, 8]",
+    "f(x, t)",
+    "f(y, u)",
+    "g(t, u, out)",
+)
+"""A kernel of two launches (found by ``tests.property.ir``: two kernels of one name)."""
 
 
 @pytest.mark.parametrize(
     "text",
-    [FORWARDED, FORWARDED_AT_ONCE, RECOMPUTED, COORDINATES],
-    ids=["forwarded", "forwarded at once", "recomputed", "coordinates"],
+    [FORWARDED, FORWARDED_AT_ONCE, RECOMPUTED, COORDINATES, SHARED],
+    ids=["forwarded", "forwarded at once", "recomputed", "coordinates", "shared"],
 )
 def test_every_pass_keeps_the_meaning(text: str) -> None:
     module = parse_module(text)
