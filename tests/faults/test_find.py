@@ -7,21 +7,20 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.faults.find import FAULTS, Planted
+from tests.paths import PYTHONPATH, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 QUICK = ("lowering_maximum", "emission_address")
 
 
 def found(*names: str) -> dict[str, Any]:
     """What ``tests.faults.find`` says of ``names``, in a process that can fork: one that has run nothing on several threads."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.find", *names], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [sys.executable, "-m", "tests.faults.find", *names], cwd=ROOT, env=os.environ | {"PYTHONPATH": PYTHONPATH},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return {each["name"]: each for each in map(json.loads, done.stdout.splitlines())}

@@ -21,8 +21,7 @@ from lowc.faults.script import script
 from lowc.faults.trial import Verdict
 from lowc.ir.index import constant
 from lowc.lowering.lower import lower
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.paths import PYTHONPATH, ROOT
 
 
 def case_of(fn: object, *args: Tensor, dynamic: bool | None = None) -> Case:
@@ -128,7 +127,7 @@ def test_a_file_has_all_that_it_needs(tmp_path: Path) -> None:
     case = case_of(layers, *given())
     file = tmp_path / "case.py"
     file.write_text(script(case, Verdict("right"), {"cache": False}, {}))
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    env = os.environ | {"PYTHONPATH": PYTHONPATH}
     done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -138,7 +137,7 @@ def test_right_functions_are_said_to_be_right(tmp_path: Path) -> None:
     place = f"{ROOT / 'examples' / 'softmax.py'}:softmax"
     for command in ("bisect", "reduce"):
         done = subprocess.run(
-            [sys.executable, "-m", "lowc", command, place], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+            [sys.executable, "-m", "lowc", command, place], cwd=tmp_path, env=os.environ | {"PYTHONPATH": PYTHONPATH},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (done.returncode, "right" in done.stdout) == (0, True), done.stdout + done.stderr

@@ -7,18 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.paths import PYTHONPATH, ROOT
 from tests.robust.faults import SCENARIOS
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, dict[str, object]]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("LOWC_")} | {"PYTHONPATH": str(ROOT)}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LOWC_")} | {"PYTHONPATH": PYTHONPATH}
     command = [sys.executable, "-m", "tests.robust.faults"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False)
     return {found["name"]: found for found in map(json.loads, done.stdout.splitlines())}

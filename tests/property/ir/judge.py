@@ -33,7 +33,7 @@ from tests.property.children import Outcome, said
 from tests.property.programs import call_extern
 from tests.property.test_passes import TARGETS
 
-WORK = 20_000
+WORK = 10_000
 """Iterations of a program that is run."""
 
 
