@@ -8,10 +8,9 @@ from lowc.errors import CodegenError, LowcError
 from lowc.runtime.cuda.direct import MAP_BYTES, Direct
 from lowc.runtime.cuda.driver import DriverError
 from lowc.runtime.cuda.modules import DEFAULT_SHARED, rejected
-from lowc.standalone.launches import MAP_DTYPES, Gpu, Launching
+from lowc.standalone.launches import MAP_DTYPES, MOST, Gpu, Launching
 from lowc.standalone.trees import value, values
 
-_MOST = (1 << 31) - 1  # blocks of a launch
 _MAP_ALIGN = 64
 
 
@@ -97,8 +96,8 @@ class Launcher:
         blocks = value(launching.grid, sizes)
         if blocks <= 0:
             return None
-        if blocks > _MOST:
-            raise LowcError(f"kernel {launching.kernel} would take {blocks} blocks, and a GPU has {_MOST} at most")
+        if blocks > MOST:
+            raise LowcError(f"kernel {launching.kernel} would take {blocks} blocks, and a GPU has {MOST} at most")
         found: list[int] = []
         for kind, number, offset in launching.params:
             if kind == "symbol":
@@ -115,7 +114,11 @@ class Launcher:
             place = start + MAP_BYTES * n
             base = found[each.param] + value(each.offset, sizes)
             lengths, strides = values(each.sizes, sizes), values(each.strides, sizes)
-            self._driver.tensor_map(MAP_DTYPES[each.dtype], base, lengths, strides, each.box, place)
+            try:
+                self._driver.tensor_map(MAP_DTYPES[each.dtype], base, lengths, strides, each.box, place)
+            except (LowcError, ValueError, OverflowError) as error:
+                what = f"kernel {launching.kernel} cannot copy boxes of a tensor of sizes {lengths}, strides {strides} in bytes"
+                raise LowcError(f"{what}: {error}") from error
             places.append(place)
         params = (ctypes.c_void_p * len(places))(*places)
         return _Ready(launching.kernel, function, blocks, launching.threads, launching.shared, params, (cells, maps))

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from lowc.backends.nvptx import symbol
-from lowc.errors import LowcError
+from lowc.frontend.exported import export
 from lowc.ir.index import evaluate
 from lowc.ir.interp import run_kernel
 from lowc.ir.nodes import Kernel, Launch
 from lowc.ir.numeric import storage_dtype
 from lowc.ir.parser import parse_module
 from lowc.ir.walk import storage_size
-from lowc.package import Package
+from lowc.package import Package, compile_program
 from lowc.runtime.cuda.driver import DriverError
 from lowc.standalone.container import Container
 from lowc.standalone.gpu import GpuModel
@@ -70,8 +70,10 @@ class FakeDriver:
     @contextmanager
     def inside(self, context: int) -> Iterator[None]:
         before, self.context = self.context, context
-        yield
-        self.context = before
+        try:
+            yield
+        finally:
+            self.context = before
 
     def current(self) -> int:
         return self.context
@@ -154,7 +156,7 @@ class FakeDriver:
         self.log.append(("sync", stream))
 
     def tensor_map(self, dtype: int, base: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], to: int):
-        assert to % 64 == 0 and base % 16 == 0 and all(s % 16 == 0 for s in strides)
+        assert to % 64 == 0 and base % 16 == 0 and all(s % 16 == 0 for s in strides) and all(0 < n <= 1 << 32 for n in sizes)
         self.log.append(("map", dtype, base, tuple(sizes), tuple(strides), tuple(box)))
 
     def launch(self, function: int, blocks: int, threads: tuple[int, int], shared: int, stream: int, params: Any) -> None:
@@ -189,6 +191,16 @@ def gpu(made: Package, driver: FakeDriver, level: str) -> GpuDevice:
     return GpuDevice(0, driver)  # type: ignore[arg-type]
 
 
+def compiled(fn: Any, inputs: tuple[Any, ...], dynamic: Any = None, levels: tuple[str, ...] = ("sm_90",)) -> Package:
+    """The package of ``fn`` with what ``load`` needs."""
+    return compile_program(export(fn, inputs, dynamic=dynamic), name="m", levels=levels, emit=("ir",))
+
+
+def launches(driver: FakeDriver) -> list[tuple[Any, ...]]:
+    """(kernel, blocks, threads, shared, stream) of all launches."""
+    return [entry[1:] for entry in driver.log if entry[0] == "launch"]
+
+
 def load(made: Package, driver: FakeDriver | None = None, level: str = "sm_90") -> tuple[GpuModel, FakeDriver]:
     """``made``, compiled with ``emit=("ir",)``, on such a GPU."""
     driver = driver or FakeDriver((int(level[3:-1]), int(level[-1])))
@@ -221,6 +233,3 @@ def fetched(driver: FakeDriver, result: Any) -> np.ndarray:
     if not size:
         return np.empty(result.shape, result.dtype)
     return driver.at(result.address, size).copy().view(result.dtype).reshape(result.shape)
-
-
-__all__ = ["FakeDriver", "LowcError", "OnFake", "fetched", "gpu", "load", "sections"]
