@@ -180,6 +180,10 @@ class DeviceArray:
                 self._driver.wait_for(self.stream)
         return dlpack.capsule(self, self.address, self.dtype, self.shape, self._index)
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """Raises TypeError: numpy would make an array of one object of it, and a copy from a GPU is to be asked for."""
+        raise TypeError(f"an array on {self.device} is no numpy array: its numpy() copies it to the host")
+
     def numpy(self) -> "np.ndarray":
         """A copy in the host's memory; waits for it."""
         made = np.empty(self.shape, self.dtype)

@@ -16,7 +16,9 @@ _MAP_ALIGN = 64
 
 def loaded(driver: Direct, ptx: bytes, cubin: bytes, gpu: Gpu) -> dict[str, int]:
     """The functions of the kernels by name.  ``cubin`` is taken if there is one and the driver takes it.  Raises CodegenError if
-    the driver rejects the PTX or a kernel is not in it."""
+    the driver rejects the PTX or a kernel is not in it.
+
+    What is loaded is never unloaded: a CUDA graph that somebody has captured may launch it after the model is gone."""
     module = driver.load(cubin)[0] if cubin else 0
     if not module:
         module, error, log = driver.load(ptx)
@@ -30,6 +32,7 @@ def loaded(driver: Direct, ptx: bytes, cubin: bytes, gpu: Gpu) -> dict[str, int]
                 if launching.shared > DEFAULT_SHARED:
                     driver.allow_shared(function, launching.shared)
     except DriverError as error:
+        driver.unload(module)
         raise CodegenError(f"the artifact's code for this GPU cannot be used: {error.message}") from error
     return functions
 

@@ -184,6 +184,14 @@ def test_cubins() -> None:
         load(made, driver)
 
 
+def test_code_without_a_kernel_is_refused(mlp: package.Package) -> None:
+    driver = FakeDriver()
+    driver.missing = gpu_choice.gpu_of(mlp.manifest.code[1]).launches[1].kernel
+    with pytest.raises(LowcError, match="code for this GPU cannot be used: cuModuleGetFunction failed"):
+        load(mlp, driver)
+    assert len(driver.images) == 1 and not driver.modules and not driver.live
+
+
 def test_ptx_is_for_drivers_from_cuda_12_on(mlp: package.Package) -> None:
     for level, cpu in (("sm_90", "sm_90a"), ("sm_80", "sm_80")):
         text = bytes(sections(mlp).section(f"{level}.ptx"))

@@ -1,6 +1,7 @@
 """Arrays in a GPU's memory as arguments and results of artifacts, on a GPU that is not there."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_streams_wait_for_one_another() -> None:
     model(OnFake(driver, one, stream=0x42), OnFake(driver, one, stream=0x43))
     kinds = [(entry[0], *entry[-1:]) for entry in driver.log]
     assert kinds == [("record", 0x43), ("wait", driver.log[0][1]), ("launch", 0x42), ("record", 0x42), ("wait", driver.log[3][1])]
-    assert driver.log[1][1] == 0x42 and driver.log[4][1] == 0x43
+    assert driver.log[1][1] == 0x42 and driver.log[4][1] == 0x43 and not driver.events
 
 
 def test_misaligned_mixed_and_strided_arguments() -> None:
@@ -168,10 +169,13 @@ def test_a_result_outlives_its_model(mlp: package.Package) -> None:
     model, driver = load(mlp)
     x = np.ones((2, 19), np.float32)
     wanted, result = model(x), model(OnFake(driver, x))
-    before = len(driver.live)
+    before = len(driver.live), len(driver.pins)
     del model
     gc.collect()
-    assert len(driver.live) == before - 1, "the weights"
+    assert (len(driver.live), len(driver.pins)) == (before[0] - 1, before[1] - 1), "the weights, the word for checks"
+    assert len(driver.modules) == 1, "what a CUDA graph may still launch"
+    with pytest.raises(TypeError, match=r"on cuda:0 is no numpy array: its numpy\(\) copies"):
+        np.asarray(result)
     np.testing.assert_array_equal(result.numpy(), wanted)
 
 
@@ -190,6 +194,18 @@ def test_a_call_that_fails_ends_what_it_began(mlp: package.Package) -> None:
     np.testing.assert_array_equal(model(x), wanted)
     assert {stream for *_, stream in launches(driver)} == {stream for kind, stream in driver.log[-1:] if kind == "sync"}
     assert len(model._on._spare) == 1
+
+
+def test_calls_from_many_threads(mlp: package.Package) -> None:
+    """Each has a stream and memory of its own."""
+    model, driver = load(mlp)
+    given = [np.full((n, 19), n, np.float32) for n in range(1, 5)]
+    wanted = [model(x) for x in given]
+    driver.log.clear()
+    with ThreadPoolExecutor(4) as pool:
+        for found, right in zip(pool.map(model, given * 5), wanted * 5, strict=True):
+            np.testing.assert_array_equal(found, right)
+    assert len(driver.live) == 1 and len(model._on._spare) == len({stream for *_, stream in launches(driver)}) <= 4
 
 
 def test_a_map_that_the_driver_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
