@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from lowc.artifact import Artifact, Usage
-from lowc.cli.elsewhere import on_gpu
 from lowc.errors import LowcError
+from lowc.ir.elsewhere import on_gpu
 from lowc.ir.graph import Graph, device_of
 from lowc.ir.nodes import Module
 from lowc.options import Options

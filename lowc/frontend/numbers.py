@@ -39,8 +39,9 @@ def as_tensors(module: torch.nn.Module, inputs: Sequence[Any], dynamic: Any) -> 
     made = copy.copy(module)
     made.forward = with_numbers
     tensors = tuple(_tensor(given) if n in chosen else given for n, given in enumerate(inputs))
-    kept = [None if n in chosen else mark for n, mark in enumerate(marks)]
-    return made, tensors, tuple(kept) if by_name is None else dict(zip(names, kept, strict=True))
+    if by_name is not None:  # whatever else it names is torch's to judge
+        return made, tensors, by_name | {names[n]: None for n in chosen}
+    return made, tensors, tuple(None if n in chosen else mark for n, mark in enumerate(marks))
 
 
 def _is_marked(given: Any, mark: Any) -> bool:

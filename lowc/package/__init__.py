@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lowc import compiler
-from lowc.cli.elsewhere import on_cpu
 from lowc.collection import collection_paused
 from lowc.errors import InternalError, LowcError, OptionError
+from lowc.ir.elsewhere import on_cpu
 from lowc.ir.graph import Graph
 from lowc.options import Options
 from lowc.package.describe import described

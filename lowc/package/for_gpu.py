@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from lowc.artifact import Entry
 from lowc.backends.nvptx import assembler, devices
 from lowc.backends.nvptx.detect import FIRST_PTX, PTX_VERSIONS, capability
-from lowc.cli.elsewhere import on_gpu
 from lowc.errors import LowcError
+from lowc.ir.elsewhere import on_gpu
 from lowc.ir.nodes import Launch, Module
 from lowc.options import Options
 from lowc.package.describe import places, tree_of, trees_of

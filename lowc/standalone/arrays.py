@@ -16,6 +16,8 @@ def host_array(given: Any, tensor: Tensor, torch: Any) -> np.ndarray:
     LowcError for what is no such array."""
     if tensor.value is not None:
         return _integer(given, tensor)
+    if tensor.drawn and getattr(given, "shape", ()) == ():
+        return _integer(given, tensor).reshape(1)
     if isinstance(given, np.ndarray):
         return given
     if isinstance(given, np.generic):
@@ -33,8 +35,11 @@ def host_array(given: Any, tensor: Tensor, torch: Any) -> np.ndarray:
             return given.numpy()
         except (TypeError, RuntimeError) as error:  # dtypes that numpy does not have
             raise LowcError(f"input {tensor.name} has dtype {given.dtype}, not {shown(tensor.dtype)}") from error
-    if isinstance(given, int | float) and (tensor.drawn or not tensor.shape):
+    if isinstance(given, int | float) and not tensor.shape:
         return _scalar(given, tensor)
+    if hasattr(given, "__cuda_array_interface__"):
+        what = f"input {tensor.name} is a {type(given).__name__} in a GPU's memory, and the model is on the CPU"
+        raise LowcError(what, hint='copy it to the host, or load the artifact with device="cuda:0"')
     raise LowcError(f"input {tensor.name} is a {type(given).__name__}, no array", hint="numpy.asarray makes one")
 
 
@@ -44,9 +49,7 @@ def random_seed() -> int:
 
 
 def _scalar(given: float, tensor: Tensor) -> np.ndarray:
-    """A number of Python's for an input without dimensions, or for a seed."""
-    if tensor.drawn:
-        return _integer(given, tensor).reshape(1)
+    """A number of Python's for an input without dimensions."""
     dtype = numpy_dtype(tensor.dtype)
     kinds = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float)}[dtype.kind]
     if tensor.dtype == "bf16" or not isinstance(given, kinds) or (isinstance(given, bool) and dtype.kind != "b"):
@@ -66,7 +69,7 @@ def _integer(given: Any, tensor: Tensor) -> np.ndarray:
         hint = "int makes one of a whole number"
         raise LowcError(f"input {tensor.name} is a {type(given).__name__}, no integer", hint=hint) from None
     if not -(1 << 63) <= number < 1 << 63:
-        raise LowcError(f"input {tensor.name} is {number}, no integer of 64 bits")
+        raise LowcError(f"input {tensor.name} is {number}, no integer of 64 bits with a sign")
     return np.asarray(number, np.int64)
 
 

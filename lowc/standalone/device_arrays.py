@@ -6,7 +6,9 @@
 """
 
 import math
+import operator
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,11 +57,26 @@ def on_gpu(given: Any, torch: Any) -> bool:
 def stream_of(given: Any) -> int | None:
     """The stream that ``given``, no tensor of torch's, says it was made on."""
     found = _interface(given)
-    return found.get("stream") if found is not None else None
+    return None if found is None else _stream(found)
 
 
-def _interface(given: Any) -> dict[str, Any] | None:
-    return getattr(given, "__cuda_array_interface__", None)
+def _stream(found: Mapping[str, Any]) -> int | None:
+    """Raises LowcError for what no stream can be."""
+    try:
+        stream = None if (given := found.get("stream")) is None else operator.index(given)
+    except TypeError:
+        stream = 0
+    if stream is not None and not 0 < stream < 1 << 64:
+        what = f"the __cuda_array_interface__ of an argument says that it was made on stream {given!r}"
+        raise LowcError(what, hint="streams are numbers above 0, or None")
+    return stream
+
+
+def _interface(given: Any) -> Mapping[str, Any] | None:
+    found = getattr(given, "__cuda_array_interface__", None)
+    if found is not None and not isinstance(found, Mapping):
+        raise LowcError(f"the __cuda_array_interface__ of an argument is a {type(found).__name__}, no dictionary")
+    return found
 
 
 def view(given: Any, tensor: Tensor, index: int, driver: Direct, stream: int, torch: Any) -> View:
@@ -98,13 +115,15 @@ def _of_torch(given: Any, tensor: Tensor, index: int, torch: Any) -> View:
     return View(dtype, tuple(given.shape), tuple([n * size for n in given.stride()]), given.data_ptr(), None, given)
 
 
-def _of_interface(given: Any, found: dict[str, Any], tensor: Tensor) -> View:
+def _of_interface(given: Any, found: Mapping[str, Any], tensor: Tensor) -> View:
     try:
         dtype, shape = np.dtype(found["typestr"]), tuple(map(int, found["shape"]))
         strides = found.get("strides")
         strides = dense(shape, dtype.itemsize) if strides is None else tuple(map(int, strides))
-        address, stream = int(found["data"][0]), found.get("stream")
-    except (KeyError, TypeError, ValueError) as error:
+        address, stream = int(found["data"][0]), _stream(found)
+        if len(strides) != len(shape) or not dtype.itemsize:
+            raise ValueError(f"typestr {dtype.str}, shape {shape}, strides {strides}")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise LowcError(f"input {tensor.name}: its __cuda_array_interface__ cannot be read: {error}") from error
     if found.get("mask") is not None:
         raise LowcError(f"input {tensor.name} has a mask, which artifacts do not know")
@@ -115,7 +134,7 @@ def dlpack_view(given: Any, tensor: Tensor, stream: int) -> View:
     """``given`` by DLPack; what made it is done before what ``stream`` is given next."""
     try:
         found = dlpack.read(given, stream)
-    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+    except (AttributeError, TypeError, ValueError, BufferError, RuntimeError) as error:
         raise LowcError(f"input {tensor.name} cannot be read by DLPack: {error}") from error
     return View(found.dtype, found.shape, found.strides, found.address, None, found.capsule, lent=True)
 
@@ -151,12 +170,19 @@ class DeviceArray:
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.CUDA, self._index
 
-    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
-        """A capsule for whoever works on ``stream``: what made the array is done by then."""
+    def __dlpack__(self, *, stream: int | None = None, dl_device: Any = None, copy: bool | None = None, **_: Any) -> Any:
+        """A capsule for whoever works on ``stream``: what made the array is done by then.  Raises BufferError for one that is
+        to be elsewhere, or a copy."""
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError(f"an array on {self.device} is handed over where it is: numpy() copies it to the host")
         with self._driver.inside(self._context):
             if stream != -1 and (stream or LEGACY) != (self.stream or LEGACY):
                 self._driver.wait_for(self.stream)
         return dlpack.capsule(self, self.address, self.dtype, self.shape, self._index)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """Raises TypeError: numpy would make an array of one object of it, and a copy from a GPU is to be asked for."""
+        raise TypeError(f"an array on {self.device} is no numpy array: its numpy() copies it to the host")
 
     def numpy(self) -> "np.ndarray":
         """A copy in the host's memory; waits for it."""

@@ -63,7 +63,7 @@ def read(given: Any, stream: int) -> Read:
     capsule = given.__dlpack__(stream=stream)
     found = _Managed.from_address(_pointer(capsule, _NAME)).tensor
     kind = "u" if (found.kind, found.bits) == (_BFLOAT, 16) else _KINDS.get(found.kind, "")
-    if not kind or found.lanes != 1 or found.bits % 8:
+    if not kind or found.lanes != 1 or found.bits % 8 or (kind == "b" and found.bits != 8):
         raise ValueError(f"its dtype is of kind {found.kind} with {found.bits} bits and {found.lanes} lanes")
     dtype = np.dtype("bool" if kind == "b" else f"{kind}{found.bits // 8}")
     shape = tuple(found.shape[: found.rank])

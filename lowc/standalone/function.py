@@ -112,10 +112,11 @@ class Function:
             wanted = values(tensor.shape, sizes)
             if array.shape != wanted:
                 self._refuse(tensor, f"has shape {array.shape}, not {wanted}", "")
-            strides = values(tensor.strides, sizes)
-            actual = [n // array.dtype.itemsize for n in array.strides]
-            if 0 not in array.shape and any(n > 1 and s != a for n, s, a in zip(wanted, strides, actual)):
-                self._refuse(tensor, f"has strides {tuple(actual)}, not {strides}", "copy it, with numpy.ascontiguousarray say")
+            size = array.dtype.itemsize
+            strides = tuple([n * size for n in values(tensor.strides, sizes)])
+            if 0 not in wanted and any(n > 1 and s != a for n, s, a in zip(wanted, strides, array.strides)):
+                what = f"has strides {array.strides} in bytes, not {strides}"
+                self._refuse(tensor, what, "copy it, with numpy.ascontiguousarray say")
         for condition, shown_ in self.manifest.conditions:
             if not value(condition, sizes):
                 pairs = zip(self.inputs, arrays, strict=True)

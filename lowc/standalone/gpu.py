@@ -1,14 +1,17 @@
 """One call of an artifact on a GPU: arguments checked and put there, kernels launched, results handed over."""
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from lowc.errors import LowcError
 from lowc.runtime.cuda.direct import LEGACY
+from lowc.runtime.cuda.driver import DriverError
 from lowc.runtime.failures import LATE, failure
 from lowc.standalone.arrays import host_array, host_tensor
 from lowc.standalone.device_arrays import View, on_gpu, stream_of, view
@@ -21,6 +24,8 @@ from lowc.standalone.launcher import Launcher
 from lowc.standalone.launches import ALIGNMENT
 from lowc.standalone.manifest import Code, Manifest, Size, Tensor
 from lowc.standalone.trees import value, values
+
+_ADDRESSABLE = (1 << 63) - 1  # bytes
 
 
 class GpuModel(Function):
@@ -115,10 +120,16 @@ class GpuModel(Function):
                 if address:
                     driver.copy_out(result.ctypes.data, address, result.nbytes, lane.stream)
             driver.wait_for(lane.stream)
+        except BaseException:
+            with suppress(DriverError):  # what was begun still reads the arguments
+                driver.wait_for(lane.stream)
+                lane.word.take()
+                self._on.give(lane)
+            raise
         finally:
             memory.end()
         code = lane.word.take()
-        self._on.give(lane)  # not after an error: kernels may still be at work
+        self._on.give(lane)
         self._raise(code)
         return results
 
@@ -146,6 +157,10 @@ class GpuModel(Function):
             results = [self._result(output, memory.result, sizes) for output in self.outputs]
             outputs = [memory.address(r) if isinstance(o, Tensor) else 0 for r, o in zip(results, self.outputs, strict=True)]
             self._launch(sizes, inputs, outputs, memory, stream, self._late)
+        except BaseException:
+            with suppress(DriverError):  # what was begun still reads the arguments
+                driver.wait_for(stream)
+            raise
         finally:
             memory.end()
         for other in others:  # what it is given from now on may overwrite the arguments
@@ -181,16 +196,21 @@ class GpuModel(Function):
     def _result(self, output: Tensor | Size, make: Callable[..., Any], sizes: dict[str, int]) -> Any:
         if isinstance(output, Size):
             return value(output.value, sizes)
-        shape = values(output.shape, sizes)
+        shape, dtype = values(output.shape, sizes), numpy_dtype(output.dtype)
         try:
-            return make(numpy_dtype(output.dtype), shape)
+            if min(shape, default=0) < 0 or math.prod(shape, start=dtype.itemsize) > _ADDRESSABLE:
+                raise ValueError("no memory is as large")
+            return make(dtype, shape)
         except (ValueError, OverflowError) as error:
             raise LowcError(f"{self.name}: output {output.name} cannot have shape {shape}: {error}") from error
 
     def _launch(
         self, sizes: dict[str, int], inputs: Sequence[int], outputs: Sequence[int], memory: Memory, stream: int, word: Word
     ) -> None:
-        workspace = memory.take(max(value(self.code.workspace, sizes), 0))
+        size = value(self.code.workspace, sizes)
+        if size > _ADDRESSABLE:
+            raise MemoryError(f"there is no room for {size} bytes")
+        workspace = memory.take(size)
         self._launcher.run(stream, sizes, inputs, outputs, workspace, word.device)
 
 

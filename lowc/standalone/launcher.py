@@ -8,16 +8,17 @@ from lowc.errors import CodegenError, LowcError
 from lowc.runtime.cuda.direct import MAP_BYTES, Direct
 from lowc.runtime.cuda.driver import DriverError
 from lowc.runtime.cuda.modules import DEFAULT_SHARED, rejected
-from lowc.standalone.launches import MAP_DTYPES, Gpu, Launching
+from lowc.standalone.launches import MAP_DTYPES, MOST, Gpu, Launching
 from lowc.standalone.trees import value, values
 
-_MOST = (1 << 31) - 1  # blocks of a launch
 _MAP_ALIGN = 64
 
 
 def loaded(driver: Direct, ptx: bytes, cubin: bytes, gpu: Gpu) -> dict[str, int]:
     """The functions of the kernels by name.  ``cubin`` is taken if there is one and the driver takes it.  Raises CodegenError if
-    the driver rejects the PTX or a kernel is not in it."""
+    the driver rejects the PTX or a kernel is not in it.
+
+    What is loaded is never unloaded: a CUDA graph that somebody has captured may launch it after the model is gone."""
     module = driver.load(cubin)[0] if cubin else 0
     if not module:
         module, error, log = driver.load(ptx)
@@ -31,6 +32,7 @@ def loaded(driver: Direct, ptx: bytes, cubin: bytes, gpu: Gpu) -> dict[str, int]
                 if launching.shared > DEFAULT_SHARED:
                     driver.allow_shared(function, launching.shared)
     except DriverError as error:
+        driver.unload(module)
         raise CodegenError(f"the artifact's code for this GPU cannot be used: {error.message}") from error
     return functions
 
@@ -97,8 +99,8 @@ class Launcher:
         blocks = value(launching.grid, sizes)
         if blocks <= 0:
             return None
-        if blocks > _MOST:
-            raise LowcError(f"kernel {launching.kernel} would take {blocks} blocks, and a GPU has {_MOST} at most")
+        if blocks > MOST:
+            raise LowcError(f"kernel {launching.kernel} would take {blocks} blocks, and a GPU has {MOST} at most")
         found: list[int] = []
         for kind, number, offset in launching.params:
             if kind == "symbol":
@@ -115,7 +117,11 @@ class Launcher:
             place = start + MAP_BYTES * n
             base = found[each.param] + value(each.offset, sizes)
             lengths, strides = values(each.sizes, sizes), values(each.strides, sizes)
-            self._driver.tensor_map(MAP_DTYPES[each.dtype], base, lengths, strides, each.box, place)
+            try:
+                self._driver.tensor_map(MAP_DTYPES[each.dtype], base, lengths, strides, each.box, place)
+            except (LowcError, ValueError, OverflowError) as error:
+                what = f"kernel {launching.kernel} cannot copy boxes of a tensor of sizes {lengths}, strides {strides} in bytes"
+                raise LowcError(f"{what}: {error}") from error
             places.append(place)
         params = (ctypes.c_void_p * len(places))(*places)
         return _Ready(launching.kernel, function, blocks, launching.threads, launching.shared, params, (cells, maps))

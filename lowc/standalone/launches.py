@@ -23,7 +23,8 @@ MAP_DTYPES = {"f16": 6, "f32": 7, "bf16": 9}
 ALIGNMENT = 16
 """Bytes: where params that are ``aligned`` must begin, and tensor maps."""
 _THREADS, _SHARED, _RANK, _BOX = 1024, 1 << 18, 5, 256
-_MOST = (1 << 31) - 1  # blocks of a launch, and steps
+MOST = (1 << 31) - 1
+"""Blocks of a launch, and steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def _launching(data: Any, known: frozenset[str], counts: Mapping[str, int]) -> L
     params = tuple(_param(each, known, counts) for each in data["params"])
     made = Launching(
         text(data["kernel"]),
-        within(data["step"], 0, _MOST, "the step"),
+        within(data["step"], 0, MOST, "the step"),
         tree(data["grid"], known),
         (x, y),
         within(data["shared"], 0, _SHARED, "the shared memory"),

@@ -21,7 +21,17 @@ from lowc.standalone.container import Container
 from lowc.standalone.dtypes import numpy_dtype
 from lowc.standalone.files import read_file
 from lowc.standalone.function import Function
-from lowc.standalone.manifest import ABI, CHECK_BYTES, READING, Code, Manifest, Tensor, from_json, interface
+from lowc.standalone.manifest import (
+    ABI,
+    CHECK_BYTES,
+    FORMATS,
+    READING,
+    Code,
+    Manifest,
+    Tensor,
+    from_json,
+    interface,
+)
 
 if TYPE_CHECKING:
     from lowc.standalone.gpu_device import GpuDevice
@@ -80,7 +90,7 @@ def load_content(
     if level is not None and not codes:
         levels = ", ".join(c.level for c in manifest.code)
         raise LowcError(f"{path} has no code for {level}", hint=f"it has {levels}")
-    again = (reloaded, (file, level, container.digest, str(device))) if file else None
+    again = (reloaded, (file, level, container.digest, "cpu" if index is None else f"cuda:{index}")) if file else None
     if on is not None or index is not None:
         return _on_gpu(container, manifest, codes, constants, again, on or _device(index or 0))
     code = cpu.best(codes)
@@ -120,7 +130,7 @@ def read_manifest(container: Container) -> Manifest:
     except READING as error:
         raise container.error(f"its manifest cannot be read ({type(error).__name__}: {error})", _AGAIN) from error
     for code in manifest.code:
-        if code.format in ("elf", "ptx") and container.section(code.section)[-CHECK_BYTES:] != interface(manifest, code):
+        if code.format in FORMATS and container.section(code.section)[-CHECK_BYTES:] != interface(manifest, code):
             raise container.error(f"its code for {code.level} was compiled for other sizes than its manifest says", _AGAIN)
     return manifest
 

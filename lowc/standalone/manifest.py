@@ -25,6 +25,7 @@ from lowc.standalone import launches
 from lowc.standalone.dtypes import NUMBERS
 from lowc.standalone.trees import Tree, number, text, tree
 
+FORMATS = ("elf", "ptx")
 ABI = 2
 """What native code expects of its caller: one pointer to 8-byte slots as ``slots`` lists them; 0 or an error code comes back."""
 
@@ -140,6 +141,8 @@ def from_json(data: Any) -> Manifest:
         for s in data["symbols"]
     )
     known = frozenset(s.name for s in symbols)
+    if len(known) != len(symbols):
+        raise ValueError("two sizes have one name")
     counts = {"symbol": len(symbols), "workspace": 1} | {part[:-1]: len(data[part]) for part in ("inputs", "weights", "outputs")}
     made = Manifest(
         text(data["name"]),
@@ -164,7 +167,7 @@ def from_json(data: Any) -> Manifest:
 def _check(made: Manifest) -> None:
     """Raises ValueError if something refers to what is not there."""
     for code in made.code:
-        if (code.format == "ptx") != (code.gpu is not None):
+        if code.format in FORMATS and (code.format == "ptx") != (code.gpu is not None):
             raise ValueError(f"the code for {code.level} does not say how it is launched")
         params = [(kind, n) for launch in code.gpu.launches for kind, n, _ in launch.params] if code.gpu else []
         for kind, n in (*code.slots, *params):
@@ -190,6 +193,9 @@ def _leaves(structure: Any) -> list[int]:
 
 
 def _code(data: Any, known: frozenset[str], counts: Mapping[str, int]) -> Code:
+    """An entry of ``code``; of one in a format that is not known, only what messages say."""
+    if text(data["format"]) not in FORMATS:
+        return Code(text(data["level"]), (), "", "", (), 0, {}, data["format"])
     return Code(
         text(data["level"]),
         tuple(map(text, data["needs"])),
@@ -198,7 +204,7 @@ def _code(data: Any, known: frozenset[str], counts: Mapping[str, int]) -> Code:
         tuple(_slot(kind, n, counts) for kind, n in data["slots"]),
         tree(data["workspace"], known),
         {text(step): text(what) for step, what in data["checks"].items()},
-        text(data["format"]),
+        data["format"],
         launches.read(data["gpu"], known, counts) if data.get("gpu") else None,
     )
 

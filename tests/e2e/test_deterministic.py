@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lowc import lowc_backend
-from lowc.cli.elsewhere import on_gpu
 from lowc.frontend.capture import capture
+from lowc.ir.elsewhere import on_gpu
 from lowc.ir.graph import Graph
 from lowc.ir.graph_printer import print_graph
 from lowc.ir.nodes import Extern, Launch, Store

@@ -315,7 +315,8 @@ def test_the_norm_of_one_element_is_its_magnitude(order: float) -> None:
     """Where its power has no finite value, or none but 0."""
 
     def f(x: Tensor) -> tuple[Tensor, ...]:
-        return torch.linalg.vector_norm(x, order, [1]), torch.linalg.vector_norm(x, order), torch.linalg.vector_norm(x[0, 0, 0], order)
+        norm = torch.linalg.vector_norm
+        return norm(x, order, [1]), norm(x, order), norm(x[0, 0, 0], order)
 
     x = torch.tensor([1e30, -1e-30, -0.0, float("-inf"), float("nan")]).reshape(5, 1, 1)
     for each in x.split(1):

@@ -4,6 +4,7 @@ Its memory is the host's.  An address that is in no allocation, or in one that w
 """
 
 import ctypes
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from lowc.backends.nvptx import symbol
-from lowc.errors import LowcError
+from lowc.frontend.exported import export
 from lowc.ir.index import evaluate
 from lowc.ir.interp import run_kernel
 from lowc.ir.nodes import Kernel, Launch
 from lowc.ir.numeric import storage_dtype
 from lowc.ir.parser import parse_module
 from lowc.ir.walk import storage_size
-from lowc.package import Package
+from lowc.package import Package, compile_program
 from lowc.runtime.cuda.driver import DriverError
 from lowc.standalone.container import Container
 from lowc.standalone.gpu import GpuModel
@@ -31,7 +32,8 @@ GUARD, FILL = 256, 0xA5
 class FakeDriver:
     """Stands in for ``direct.Direct``.  ``log``: ("launch", kernel, blocks, threads, shared, stream), ("map", dtype, base, sizes,
     strides, box), ("in" | "out" | "copy", bytes, stream), ("record", event, stream), ("wait", stream, event), ("sync", stream).
-    ``images``: what was loaded.  ``rejects``: images that are refused.  ``fail``: the name of a kernel whose launch fails."""
+    ``images``: what was loaded.  ``rejects``: images that are refused.  ``fail``: the name of a kernel whose launch fails,
+    ``missing``: of one that no image has.  ``live``, ``pins``, ``events``, ``modules``: what has not been freed."""
 
     def __init__(self, capability: tuple[int, int] = (9, 0), version: int = 13000, holder: int = 0) -> None:
         self.capability, self._version, self._holder = capability, version, holder
@@ -40,15 +42,28 @@ class FakeDriver:
         self.images: list[bytes] = []
         self.rejects: set[bytes] = set()
         self.fail = ""
-        self.context = 0
+        self.missing = ""
+        self.pins: dict[int, Any] = {}
+        self.events: set[int] = set()
+        self.modules: set[int] = set()
+        self._thread = threading.local()
+        self._shared: dict[int, int] = {}
         self.live: dict[int, tuple[np.ndarray, int]] = {}
         self._names: dict[int, str] = {}
-        self._kept: list[Any] = []
         self._next = 0x100
 
     def _handle(self) -> int:
         self._next += 1
         return self._next
+
+    @property
+    def context(self) -> int:
+        """That of this thread."""
+        return getattr(self._thread, "context", 0)
+
+    @context.setter
+    def context(self, context: int) -> None:
+        self._thread.context = context
 
     # ------------------------------------------------------------ driver.Driver
 
@@ -70,8 +85,10 @@ class FakeDriver:
     @contextmanager
     def inside(self, context: int) -> Iterator[None]:
         before, self.context = self.context, context
-        yield
-        self.context = before
+        try:
+            yield
+        finally:
+            self.context = before
 
     def current(self) -> int:
         return self.context
@@ -80,9 +97,11 @@ class FakeDriver:
         return self._handle()
 
     def event(self) -> int:
-        return self._handle()
+        self.events.add(handle := self._handle())
+        return handle
 
-    def destroy_event(self, event: int) -> None: ...
+    def destroy_event(self, event: int) -> None:
+        self.events.remove(event)
 
     def record(self, event: int, stream: int) -> None:
         self.log.append(("record", event, stream))
@@ -95,18 +114,27 @@ class FakeDriver:
 
     def pinned(self, size: int) -> tuple[int, int]:
         memory = (ctypes.c_char * size)()
-        self._kept.append(memory)
+        self.pins[ctypes.addressof(memory)] = memory
         return ctypes.addressof(memory), ctypes.addressof(memory)
 
     def load(self, image: bytes) -> tuple[int, str, str]:
         self.images.append(image)
-        return (0, "CUDA_ERROR_INVALID_PTX", "line 3") if image in self.rejects else (0x9000, "", "")
+        if image in self.rejects:
+            return 0, "CUDA_ERROR_INVALID_PTX", "line 3"
+        self.modules.add(handle := self._handle())
+        return handle, "", ""
+
+    def unload(self, module: int) -> None:
+        self.modules.remove(module)
 
     def function(self, module: int, name: str) -> int:
+        if name == self.missing:
+            raise DriverError("cuModuleGetFunction failed: CUDA_ERROR_NOT_FOUND (no)", "CUDA_ERROR_NOT_FOUND")
         self._names[handle := self._handle()] = name
         return handle
 
-    def allow_shared(self, function: int, size: int) -> None: ...
+    def allow_shared(self, function: int, size: int) -> None:
+        self._shared[function] = size
 
     # ------------------------------------------------------------ direct.Direct
 
@@ -116,7 +144,8 @@ class FakeDriver:
     def pool(self, index: int) -> int:
         return 0x500
 
-    def free_pinned(self, host: int) -> None: ...
+    def free_pinned(self, host: int) -> None:
+        del self.pins[host]
 
     def allocate(self, size: int, pool: int = 0, stream: int = 0) -> int:
         assert size > 0
@@ -154,11 +183,12 @@ class FakeDriver:
         self.log.append(("sync", stream))
 
     def tensor_map(self, dtype: int, base: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], to: int):
-        assert to % 64 == 0 and base % 16 == 0 and all(s % 16 == 0 for s in strides)
+        assert to % 64 == 0 and base % 16 == 0 and all(s % 16 == 0 for s in strides) and all(0 < n <= 1 << 32 for n in sizes)
         self.log.append(("map", dtype, base, tuple(sizes), tuple(strides), tuple(box)))
 
     def launch(self, function: int, blocks: int, threads: tuple[int, int], shared: int, stream: int, params: Any) -> None:
         assert self.context == 0x7000, "no context"
+        assert shared <= self._shared.get(function, 48 << 10), "more shared memory than was allowed"
         name = self._names[function]
         self.log.append(("launch", name, blocks, threads, shared, stream))
         if name == self.fail:
@@ -187,6 +217,16 @@ def gpu(made: Package, driver: FakeDriver, level: str) -> GpuDevice:
         if isinstance(step, Launch):
             driver.kernels[symbol(step.kernel.name)] = step.kernel
     return GpuDevice(0, driver)  # type: ignore[arg-type]
+
+
+def compiled(fn: Any, inputs: tuple[Any, ...], dynamic: Any = None, levels: tuple[str, ...] = ("sm_90",)) -> Package:
+    """The package of ``fn`` with what ``load`` needs."""
+    return compile_program(export(fn, inputs, dynamic=dynamic), name="m", levels=levels, emit=("ir",))
+
+
+def launches(driver: FakeDriver) -> list[tuple[Any, ...]]:
+    """(kernel, blocks, threads, shared, stream) of all launches."""
+    return [entry[1:] for entry in driver.log if entry[0] == "launch"]
 
 
 def load(made: Package, driver: FakeDriver | None = None, level: str = "sm_90") -> tuple[GpuModel, FakeDriver]:
@@ -221,6 +261,3 @@ def fetched(driver: FakeDriver, result: Any) -> np.ndarray:
     if not size:
         return np.empty(result.shape, result.dtype)
     return driver.at(result.address, size).copy().view(result.dtype).reshape(result.shape)
-
-
-__all__ = ["FakeDriver", "LowcError", "OnFake", "fetched", "gpu", "load", "sections"]

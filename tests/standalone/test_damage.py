@@ -106,7 +106,8 @@ def test_manifests_that_are_none(mlp_file: Path) -> None:
     refused(changed(good, code=[c | {"slots": [["weight", 99]]} for c in code]), "weight 99, which is not there")
     refused(changed(good, code=[c | {"section": "none"} for c in code]), "no section none")
     refused(changed(good, code=[c | {"symbol": "other"} for c in code]), "has no other")
-    load_content(memoryview(changed(good, code=[code[0] | {"format": "spirv"}, code[1]])), "")
+    later = {"level": "vulkan", "format": "spirv", "section": 3, "slots": [["image", 0]], "gpu": {"queues": 1}}
+    assert load_content(memoryview(changed(good, code=[later, *code])), "").level == "x86-64-v3"
 
 
 def test_manifests_for_other_sizes(mlp_file: Path) -> None:
@@ -142,6 +143,7 @@ def test_manifests_with_entries_that_are_none(mlp_file: Path) -> None:
         {"outputs": [{"name": "output", "value": 3}]},
         {"symbols": [symbol | {"high": float("inf")}]},
         {"symbols": [symbol | {"low": -(10**30)}]},
+        {"symbols": [symbol, symbol]},
         {"returns": ["dict", [0]]},
         {"returns": True},
         {"weights_file": {}},

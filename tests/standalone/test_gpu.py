@@ -9,7 +9,7 @@ import models
 import numpy as np
 import pytest
 import torch
-from fake_gpu import FakeDriver, OnFake, fetched, load, sections
+from fake_gpu import FakeDriver, OnFake, compiled, launches, load, sections
 from test_damage import changed
 
 import lowc
@@ -18,34 +18,11 @@ from lowc.backends.nvptx import assembler
 from lowc.cli import main
 from lowc.errors import LowcError
 from lowc.frontend.exported import export
-from lowc.runtime.cuda.direct import LEGACY
 from lowc.standalone import gpu_choice, manifest
 from lowc.standalone.gpu_device import GpuDevice
 from lowc.standalone.library import write_library
 from lowc.standalone.loader import load_content
 from lowc.standalone.trees import value
-
-BATCH = torch.export.Dim("batch", max=64)
-
-
-def compiled(fn: Any, inputs: tuple[Any, ...], dynamic: Any = None, levels: tuple[str, ...] = ("sm_90",)) -> package.Package:
-    return package.compile_program(export(fn, inputs, dynamic=dynamic), name="m", levels=levels, emit=("ir",))
-
-
-@pytest.fixture(scope="module")
-def mlp() -> package.Package:
-    model, inputs = models.mlp()
-    return compiled(model, inputs, ({0: BATCH},), ("x86-64-v3", "sm_90", "sm_80"))
-
-
-@pytest.fixture(scope="module")
-def eager() -> Any:
-    return models.mlp()[0]
-
-
-def launches(driver: FakeDriver) -> list[tuple[Any, ...]]:
-    return [entry[1:] for entry in driver.log if entry[0] == "launch"]
-
 
 # ---------------------------------------------------------------- values
 
@@ -87,110 +64,6 @@ def test_a_product_with_tensor_maps() -> None:
         (9, (256, 130), (512,)), (9, (256, 512), (512,)), (9, (512, 130), (1024,)),
     ]  # fmt: skip
     assert any(shared > 100_000 for _, _, _, shared, _ in launches(driver))
-
-
-# ---------------------------------------------------------------- arrays in the GPU's memory
-
-
-def test_arrays_there_stay_there(mlp: package.Package, eager: Any) -> None:
-    model, driver = load(mlp)
-    driver.log.clear()
-    x = np.random.default_rng(0).standard_normal((7, 19), np.float32)
-    given = OnFake(driver, x, stream=0x42)
-    result = model(given)
-    assert {stream for *_, stream in launches(driver)} == {0x42}
-    assert not [entry for entry in driver.log if entry[0] in ("in", "out", "sync", "copy")]
-    shown = result.__cuda_array_interface__
-    assert shown["stream"] == 0x42 and shown["shape"] == (7, 7) and shown["typestr"] == "<f4"
-    with torch.no_grad():
-        np.testing.assert_allclose(fetched(driver, result), eager(torch.from_numpy(x)).numpy(), rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(result.numpy(), fetched(driver, result))
-    before = len(driver.live)
-    address = result.address
-    del result
-    assert address not in driver.live and len(driver.live) == before - 1
-
-
-def test_a_result_is_an_argument(mlp: package.Package) -> None:
-    model, driver = load(compiled(lambda x: x * 2, (torch.randn(4, 3),)))
-    first = model(OnFake(driver, np.ones((4, 3), np.float32)))
-    np.testing.assert_array_equal(model(model(first)).numpy(), np.full((4, 3), 8, np.float32))
-    assert {stream for *_, stream in launches(driver)} == {LEGACY}
-
-
-def test_streams_wait_for_one_another() -> None:
-    model, driver = load(compiled(lambda x, y: x + y, (torch.randn(4), torch.randn(4))))
-    one = np.ones(4, np.float32)
-    driver.log.clear()
-    model(OnFake(driver, one, stream=0x42), OnFake(driver, one, stream=0x43))
-    kinds = [(entry[0], *entry[-1:]) for entry in driver.log]
-    assert kinds == [("record", 0x43), ("wait", driver.log[0][1]), ("launch", 0x42), ("record", 0x42), ("wait", driver.log[3][1])]
-    assert driver.log[1][1] == 0x42 and driver.log[4][1] == 0x43
-
-
-def test_misaligned_mixed_and_strided_arguments() -> None:
-    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (x * y).softmax(-1) + y
-
-    inputs = (torch.randn(16, 512), torch.randn(16, 512))
-    model, driver = load(compiled(fn, inputs))
-    assert model._aligned == {0, 1}
-    x, y = (each.numpy() for each in inputs)
-    for given in ((OnFake(driver, x, shift=4), OnFake(driver, y)), (x, OnFake(driver, y))):
-        np.testing.assert_allclose(model(*given).numpy(), fn(*inputs).numpy(), rtol=1e-5, atol=1e-6)
-    assert ("copy", x.nbytes, LEGACY) in driver.log and ("in", x.nbytes, LEGACY) in driver.log
-    with pytest.raises(LowcError, match="is not aligned in memory"):
-        model(OnFake(driver, x, shift=2), OnFake(driver, y))
-
-
-class Capsule:
-    """An array of the fake's memory that speaks DLPack alone; ``device``: as if it were there."""
-
-    def __init__(self, array: Any, device: tuple[int, int] = (2, 0)) -> None:
-        self.array, self.device, self.asked = array, device, list[Any]()
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.device
-
-    def __dlpack__(self, stream: Any = None) -> Any:
-        self.asked.append(stream)
-        return self.array.__dlpack__()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "uint8", "bool", "float16"])
-def test_dlpack(dtype: str) -> None:
-    x = (np.arange(12).reshape(3, 4) % 2).astype(dtype)
-    given = torch.from_numpy(x)
-    model, driver = load(compiled(lambda x: x.logical_not(), (given.clone(),)))
-    place = driver.allocate(x.nbytes)
-    driver.at(place, x.nbytes)[:] = x.reshape(-1).view(np.uint8)
-    there = driver.at(place, x.nbytes).view(dtype).reshape(3, 4)
-    far = Capsule(there)
-    result = model(far)
-    assert far.asked == [LEGACY] and driver.log[-1] == ("sync", LEGACY)  # it is lent for the call alone
-    np.testing.assert_array_equal(result.numpy(), ~x.astype(bool))
-    # torch takes a capsule of the host's memory: the kind of device is the fake's only lie
-    from lowc.standalone import dlpack
-
-    again = dlpack.read(result, LEGACY)
-    assert (again.dtype, again.shape, again.address) == (np.dtype(bool), (3, 4), result.address)
-    assert again.strides == (4, 1)
-
-
-def test_a_capsule_keeps_its_array_until_it_is_dropped() -> None:
-    model, driver = load(compiled(lambda x: x + 1, (torch.randn(5),)))
-    result = model(OnFake(driver, np.zeros(5, np.float32)))
-    address, capsule = result.address, result.__dlpack__()
-    del result
-    assert address in driver.live
-    del capsule
-    assert address not in driver.live
-
-
-def test_another_gpus_memory(mlp: package.Package) -> None:
-    model, driver = load(mlp, FakeDriver(holder=1))
-    with pytest.raises(LowcError, match=r'input input is on cuda:1, and the model on cuda:0\n.*device="cuda:1"'):
-        model(OnFake(driver, np.ones((2, 19), np.float32)))
 
 
 # ---------------------------------------------------------------- errors of a call
@@ -309,6 +182,14 @@ def test_cubins() -> None:
     assert driver_ptx.rstrip().endswith(b"}")
     with pytest.raises(LowcError, match="the driver rejects the PTX: CUDA_ERROR_INVALID_PTX"):
         load(made, driver)
+
+
+def test_code_without_a_kernel_is_refused(mlp: package.Package) -> None:
+    driver = FakeDriver()
+    driver.missing = gpu_choice.gpu_of(mlp.manifest.code[1]).launches[1].kernel
+    with pytest.raises(LowcError, match="code for this GPU cannot be used: cuModuleGetFunction failed"):
+        load(mlp, driver)
+    assert len(driver.images) == 1 and not driver.modules and not driver.live
 
 
 def test_ptx_is_for_drivers_from_cuda_12_on(mlp: package.Package) -> None:

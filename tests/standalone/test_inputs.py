@@ -60,6 +60,17 @@ def test_refused(model: Model, given: Any, message: str) -> None:
     assert model(good()).shape == (5, 7)
 
 
+class Far:
+    """An array in a GPU's memory."""
+
+    __cuda_array_interface__ = {"shape": (5, 19), "typestr": "<f4", "data": (0x1000, False), "version": 3}
+
+
+def test_an_array_of_a_gpu_is_named_as_such(model: Model) -> None:
+    with pytest.raises(LowcError, match='is a Far in a GPU\'s memory, and the model is on the CPU\n.*device="cuda:0"'):
+        model(Far())
+
+
 def test_number_and_names_of_arguments(model: Model) -> None:
     for args, named, message in [
         ((), {}, "no input"),

@@ -77,6 +77,11 @@ def test_numbers_for_any_input_without_dimensions() -> None:
             model(*given)
 
 
+def test_names_that_are_no_arguments_are_refused() -> None:
+    with pytest.raises(LowcError, match="torch.export cannot export it"):
+        export(lambda x, scale: x * scale, (X, 0.5), dynamic={"x": None, "scale": ANY, "scael": ANY})
+
+
 def test_a_bool_that_chooses_is_refused() -> None:
     with pytest.raises(LowcError, match="data-dependent.*\n.*torch.where computes both"):
         export(lambda x, flag: x if flag else -x, (X, True), dynamic=(None, ANY))
@@ -104,7 +109,8 @@ def test_random_numbers(random: package.Package) -> None:
         np.testing.assert_array_equal(a, b)
         assert (a != c).any()
     assert (other[1] != first[1]).mean() > 0.99  # the system's seed differs from call to call
-    np.testing.assert_array_equal(first[1], model(x, seed=np.array([7]))[1])
+    for seven in (np.array([7]), np.array(7), np.int32(7), np.uint64(7), torch.tensor(7)):
+        np.testing.assert_array_equal(first[1], np.asarray(model(x, seed=seven)[1]))
     kept, uniform, normal, integers = first
     assert set(np.unique(kept)) == {np.float32(0), np.float32(1 / 0.75)} and abs((kept == 0).mean() - 0.25) < 0.03
     assert 0 <= uniform.min() < 0.01 and 0.99 < uniform.max() < 1 and abs(uniform.mean() - 0.5) < 0.02
@@ -113,16 +119,22 @@ def test_random_numbers(random: package.Package) -> None:
     on_gpu, _ = load(random, level="sm_80")
     for a, b in zip(on_gpu(x, seed=7), first, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    for bad, message in [("x", "is a str"), (1.5, "is a float, no"), (1 << 63, "no integer of 64 bits"), (X, "has dtype")]:
-        with pytest.raises(LowcError, match=message):
-            model(x, seed=bad)
+    for bad, message in [
+        ("x", "is a str, no integer"), (1.5, "is a float, no integer"), (None, "is a NoneType, no integer"), (X, "has dtype"),
+        (1 << 63, "no integer of 64 bits"), (np.array(1.5), "no integer"), (np.ones(2, np.int64), "has shape"),
+    ]:  # fmt: skip
+        for loaded in (model, on_gpu):
+            with pytest.raises(LowcError, match=message):
+                loaded(x, seed=bad)
+    with pytest.raises(LowcError, match="seed is given twice"):
+        model(x, 7, seed=7)
 
 
 def test_random_numbers_from_files_and_c(random: package.Package, tmp_path: Path) -> None:
     artifact = tmp_path / "random.lowc"
     random.save(artifact)
     x = np.ones((2, 50), np.float32)
-    for name, extra in (("a", {"seed": np.array([5])}), ("b", {"seed": np.array([5])}), ("c", {}), ("d", {})):
+    for name, extra in (("a", {"seed": np.array([5])}), ("b", {"seed": np.array(5)}), ("c", {}), ("d", {})):
         np.savez(tmp_path / f"{name}.npz", x=x, **extra)
         given, made = str(tmp_path / f"{name}.npz"), str(tmp_path / f"{name}out.npz")
         assert main(["run", str(artifact), "-i", given, "-o", made]) == 0

@@ -37,6 +37,11 @@ def test_another_process_in_another_folder(mlp_file: Path, tmp_path: Path, monke
     assert np.array_equal(np.load(tmp_path / "y.npy"), model(X))
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_any_way_to_say_the_cpu(mlp_file: Path, device: str | None) -> None:
+    assert pickle.loads(pickle.dumps(lowc.load(mlp_file, device=device))).level == lowc.load(mlp_file).level
+
+
 def test_a_copy_is_the_same_model(mlp_file: Path) -> None:
     model = lowc.load(mlp_file)
     for copied in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(model))))):

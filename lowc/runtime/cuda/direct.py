@@ -56,10 +56,6 @@ class Direct(Driver):
         self._do("cuMemPoolSetAttribute", pool, threshold, self._cu.cuuint64_t((1 << 64) - 1))
         return int(pool)
 
-    def destroy_pool(self, pool: int) -> None:
-        """What is still in use stays until it is freed."""
-        self._do("cuMemPoolDestroy", self._cu.CUmemoryPool(pool))
-
     def allocate(self, size: int, pool: int, stream: int) -> int:
         """Memory for what ``stream`` does from now on, at a multiple of 256 bytes.  Raises MemoryError if there is none."""
         try:
