@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from lowc.errors import CodegenError
 from lowc.ir.index import Axis, Index, Opaque, atoms, ix
 from lowc.ir.nodes import Acc, Alloc, Barrier, Expr, For, If, Kernel, Let, Load, Stmt, Store, Update, Var
+from lowc.ir.relays import exchanges
 from lowc.ir.scan import outer_updates, running, walk_in_order
 from lowc.ir.walk import exprs, indices, parts, statements
 
@@ -41,7 +42,10 @@ class Plan:
 
 @dataclass(slots=True)
 class _Walk:
+    """``exchanging``: in an instruction by which threads read what others hold, which is no access to memory of their own."""
+
     plan: Plan
+    exchanging: bool = False
     declared: dict[str, Dims] = field(default_factory=dict[str, Dims])
     axes: dict[str, str] = field(default_factory=dict[str, str])
     locals: dict[str, list[tuple[Index, ...]]] = field(default_factory=dict[str, list[tuple[Index, ...]]])
@@ -75,7 +79,7 @@ def plan(kernel: Kernel) -> Plan:
 
 def _visit(w: _Walk, body: Sequence[Stmt], dims: Dims) -> None:
     for stmt in body:
-        for expr in exprs(stmt):
+        for expr in () if w.exchanging else exprs(stmt):
             for part in parts(expr):
                 if isinstance(part, Load) and part.buffer.space == "local":
                     w.locals[part.buffer.name].append(part.index)
@@ -103,7 +107,9 @@ def _visit(w: _Walk, body: Sequence[Stmt], dims: Dims) -> None:
                 w.plan.varying.add(stmt.axis.name)
                 if inner == dims:
                     raise CodegenError(f"thread loops of {dimension(stmt)} in one another")
+            exchanging, w.exchanging = w.exchanging, w.exchanging or (stmt.kind.name == "thread" and exchanges(stmt))
             _visit(w, stmt.body, inner)
+            w.exchanging = exchanging
         elif isinstance(stmt, If):
             _visit(w, stmt.body, dims)
 
