@@ -58,11 +58,13 @@ def checks(dtype: torch.dtype) -> dict[str, tuple[Case, dict[str, Any]]]:
     def add(name: str, function: Callable[..., Any], *args: Tensor, **given: Any) -> None:
         found[name] = (function, args), given
 
-    for deep in (32, 64, 96, 128, 256):
-        for rows in (128, 200, 1000, 1024):
+    for deep in (32, 64, 96, 128, 256) if dtype == torch.bfloat16 else (64, 128):
+        for rows in (200, 1024):
             for causal in (False, True):
                 add(f"D{deep} T{rows} {'causal' if causal else 'full'}", attend(is_causal=causal), *qkv(1, 3, rows, deep, dtype))
-    for rows in (2, 63, 127, 129, 4096):
+    if dtype == torch.float16:
+        return found
+    for rows in (2, 63, 129, 2500):
         add(f"D64 T{rows} causal", attend(is_causal=True), *qkv(2, 2, rows, 64, dtype))
         add(f"D128 T{rows} full", attend(), *qkv(1, 2, rows, 128, dtype))
     add("more keys than queries", attend(), *qkv(2, 2, 100, 64, dtype, keys=777))

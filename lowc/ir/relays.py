@@ -11,8 +11,8 @@
     }
 
 The hardware wants the left factor in registers as it leaves sums there, so that a thread's weights are where its scores
-were; ``owner`` and ``number`` say who holds row ``row(t, r)`` of it at depth ``i``.  Several such pipelines in turn have tiles of the
-same shapes.
+were; ``owner`` and ``number`` say who holds row ``row(t, r)`` of it at depth ``i``.  Several such pipelines in turn have tiles of
+the same shapes.
 
 Four neighbouring threads have a row; they combine what they hold of it by a Quad:
 

@@ -322,7 +322,8 @@ class _Relay:
         row = self.at[self.rows] + tiles.row(ix(t), ix(h) * 2)
         outside: list[Stmt] = []
         inside: list[Stmt] = []
-        score = self.scored(Load(scores, at), row, start + tiles.column(ix(t), piece * 4 + v), masked)
+        product = Load(scores, at)
+        score: Expr = self.scored(product, row, start + tiles.column(ix(t), piece * 4 + v), masked)
         if masked:
             limit = self.found.keys.extent
             if self.limit is not None:
@@ -331,7 +332,7 @@ class _Relay:
             left = self.let("room", FromIndex(room, i32), outside)
             within = FromIndex(piece * PIECE + v, i32)
             score = Op("select", (Op("gt", (left, within), bool_), score, _f(-math.inf)), f32)
-        if not isinstance(score, Load):
+        if score is not product:
             score = self.let("score", score, inside)
             inside.append(Store(scores, at, score))
         inside.append(Store(chain.buffer, (ix(c),), score, None, "max"))
