@@ -1,14 +1,17 @@
 """Attention on a GPU: lowc's own kernel beside cuDNN's and flash attention (through ATen), in turn in one process.
 
-    python -m benchmarks.gpu_attention [--check] [--only D128,T4096] [--rounds 7] [--name h200_attention]
+    python -m benchmarks.gpu_attention [--check] [--ways] [--only D128,T4096] [--rounds 7] [--name h200_attention]
 
 ``--check`` compares with float64 first, over lengths, widths of heads, layouts, masks, shared heads, and lengths of the call, and
 times nothing if something is wrong.  Times are of CUDA graphs of some calls each, sides in turn, each a burst after a pause; the
 median of the rounds counts.  TFLOP/s are of 4 * B * H * T * T * D operations, half of that where it is causal.  Results:
 ``benchmarks/results/NAME.md``.
+
+``--ways`` times the ways of doing it that there are beside the one that is chosen.
 """
 
 import argparse
+import dataclasses
 import math
 import sys
 from collections.abc import Callable
@@ -77,7 +80,7 @@ def checks(dtype: torch.dtype) -> dict[str, tuple[Case, dict[str, Any]]]:
         add(f"4 heads of queries, {shared} of keys", attend(is_causal=True, enable_gqa=True), *args)
     heads = random(2, 500, 3, 4, 64, dtype=dtype)
     add("one tensor of all", lambda x: attend(is_causal=True)(*(x[:, :, n].transpose(1, 2) for n in range(3))), heads)
-    add("dynamic", attend(is_causal=True), *qkv(2, 2, 300, 64, dtype), dynamic=True)
+    add("lengths of the call", attend(is_causal=True), *qkv(2, 2, 300, 64, dtype), lengths=True)
     return found
 
 
@@ -95,6 +98,9 @@ def check(dtype: torch.dtype) -> int:
         eager = error(function(*args), exact)
         total += 1
         ways = Ways()
+        several = given.pop("lengths", False)
+        for tensor in args if several else ():
+            torch._dynamo.mark_dynamic(tensor, 2)
         try:
             with ways:
                 compiled = torch.compile(function, backend="lowc", fullgraph=True, options={**OPTIONS, "check": True}, **given)
@@ -102,7 +108,7 @@ def check(dtype: torch.dtype) -> int:
                 for _ in range(4):
                     ours = max(ours, error(compiled(*args), exact))
                 torch.cuda.synchronize()
-                for other in lengths(args) if given.get("dynamic") else ():
+                for other in lengths(args) if several else ():
                     ours = max(ours, error(compiled(*other), function(*(a.double() for a in other))))
         except Exception as problem:
             print(f"FAIL {name}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
@@ -168,9 +174,51 @@ def measure(size: tuple[int, int, int, int], causal: bool, dtype: torch.dtype, r
     return in_turn(graphs, rounds)
 
 
+def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
+    """TFLOP/s of variants of the chosen way: groups of threads, the order of blocks, keys at a time."""
+    chosen = choose_attention.choices
+    for name, (size, causal) in cases(dtype).items():
+        if not all(part in name for part in names):
+            continue
+        q, k, v = qkv(*size, dtype)
+        function = attend(is_causal=causal)
+        variants: dict[str, dict[str, Any]] = {"chosen": {}}
+        for groups, keys, stages in ((2, 128, 2), (2, 128, 3), (3, 128, 3), (3, 128, 2), (2, 64, 3), (2, 64, 4)):
+            if choose_attention.shared(size[3], size[3], groups, keys, stages, 1) <= choose_attention.SHARED:
+                fields = {"groups": groups, "keys": keys, "stages": stages, "strips": 1}
+                variants[f"{groups} groups, {keys} keys, {stages} stages"] = fields
+        if causal:
+            variants["other order"] = {"late_first": None}
+        graphs: dict[str, Graph] = {}
+        for variant, fields in variants.items():
+
+            def changed(*args: Any, fields: dict[str, Any] = fields) -> Any:
+                found = chosen(*args)[:1]
+                values = {f: (not found[0].late_first if f == "late_first" else x) for f, x in fields.items()} if found else {}
+                return tuple(dataclasses.replace(way, **values) for way in found)
+
+            choose_attention.choices = changed
+            torch._dynamo.reset()
+            compiled = torch.compile(function, backend="lowc", options=OPTIONS, dynamic=False)
+            try:
+                graphs[variant] = prepared(lambda compiled=compiled: compiled(q, k, v))
+            except Exception as problem:
+                print(f"{name}, {variant}: {type(problem).__name__}: {str(problem)[:150]}", flush=True)
+            finally:
+                choose_attention.choices = chosen
+        work = operations(size, causal)
+        times = in_turn(graphs, rounds)
+        print(f"{name}: " + " · ".join(f"{side} {work / ms / 1e9:.0f}" for side, ms in times.items()), flush=True)
+
+
+def operations(size: tuple[int, int, int, int], causal: bool) -> float:
+    return 4.0 * math.prod(size) * size[2] * (0.5 if causal else 1.0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--ways", action="store_true")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "f16"))
@@ -181,12 +229,15 @@ def main() -> None:
     with torch.no_grad():
         if given.check and sum(check(d) for d in (torch.bfloat16, torch.float16)):
             sys.exit(1)
+        if given.ways:
+            ways([part for part in given.only.split(",") if part], dtype, given.rounds)
+            return
         lines: list[list[str]] = []
         for name, (size, causal) in cases(dtype).items():
             if given.only and not all(part in name for part in given.only.split(",")):
                 continue
             found = measure(size, causal, dtype, given.rounds)
-            work = 4.0 * math.prod(size) * size[2] * (0.5 if causal else 1.0)
+            work = operations(size, causal)
             rates = [f"{work / found[side] / 1e9:.0f}" for side in ("own", *LIBRARIES)]
             line = [name, f"{found['own'] * 1e3:.1f}", *rates, f"{found['cuDNN'] / found['own']:.3f}"]
             print("  ".join(line), flush=True)

@@ -29,8 +29,9 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.printer import print_kernel_lines
-from lowc.ir.relays import exchanges
+from lowc.ir.relays import exchanges, has_relay
 from lowc.ir.scan import read, walk_in_order
+from lowc.ir.tiles import GROUP
 from lowc.ir.verify_tiles import broken
 from lowc.ir.verify_values import excerpt
 from lowc.ir.walk import exprs, indices, parts, statements
@@ -98,7 +99,7 @@ def _width(s: _State, loop: For) -> None:
     d, width = loop.kind.key or "x", loop.kind.width
     if d not in ("x", "y"):
         s.fail(f"a thread loop along {d}; threads lie along x and y")
-    if width < 1 or width & (width - 1):
+    if width < 1 or (width & (width - 1) and (width % GROUP or not has_relay(s.kernel.body))):
         s.fail(f"thread({width}): a power of two is needed")
     if s.threads.setdefault(d, width) != width:
         s.fail(f"a loop over {width} threads in {d}, others are over {s.threads[d]}")

@@ -303,7 +303,8 @@ def _results(
             results.append(buffer)
             values.append(whole(buffer))
         else:
-            results.append(_as_symbol(meta))
+            symbol = _as_symbol(meta)  # a size that inputs tell is no news
+            results.append(None if symbol in builder.given else symbol)
             values.append(meta)
     return results, tuple(values)
 

@@ -18,7 +18,8 @@ from lowc.target import Target
 
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool], str]
 LONG = 8192  # keys from which blocks of one head are at work at a time, so that its keys and values stay in the L2 cache
-WAYS = ((2, 128, 3), (2, 128, 2), (2, 64, 2), (1, 64, 2))  # groups, keys at a time, stages
+WAYS = ((3, 128, 3), (2, 128, 2), (2, 64, 2), (1, 64, 2))  # groups, keys at a time, stages
+THIN = 64  # columns up to which three groups have registers enough
 TRIES = 4  # ways that are tried, best first, should one not be legal
 ROWS = 64  # of queries, for each 128 threads
 
@@ -37,6 +38,7 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
         Relayed(axis, groups, keys, stages, late_first, strips)
         for least in (1, 0)
         for groups, keys, stages in WAYS
+        if groups < 3 or max(deep, wide) <= THIN
         for strips in ((2, 1) if least else (0,))
         if shared(deep, wide, groups, keys, stages, strips) <= SHARED
     ]

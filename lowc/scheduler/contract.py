@@ -23,7 +23,7 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
     if isinstance(step, Ahead):
         return ahead(kernel, step)
     body = kernel.body
-    taken = names(body) | {p.name for p in kernel.params}
+    taken = names(body) | {p.name for p in (*kernel.params, *kernel.sizes)}
     if isinstance(step, Grid):
         body = at_loop(body, step.axes[0], lambda loop: grid(loop, step, taken))
     elif isinstance(step, Outward):
