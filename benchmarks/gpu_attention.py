@@ -15,6 +15,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
             torch._dynamo.reset()
             compiled = torch.compile(function, backend="lowc", options=OPTIONS, dynamic=False)
             try:
-                graphs[variant] = prepared(lambda compiled=compiled: compiled(q, k, v))
+                graphs[variant] = prepared(partial(compiled, q, k, v))
             except Exception as problem:
                 print(f"{name}, {variant}: {type(problem).__name__}: {str(problem)[:150]}", flush=True)
             finally:

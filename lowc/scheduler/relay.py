@@ -345,7 +345,7 @@ class _Relay:
         there = Substitution({**self.at, self.rows: row, self.found.keys: key})
         there.rename(self.found.product.name, product)
         value = there.expr(self.score)
-        if any(isinstance(p, Load) and p is not product for p in _loads(value)):
+        if any(p is not product for p in _loads(value)):
             inside = less(row, self.rows.extent)
             if masked:
                 inside = both(inside, less(key, self.found.keys.extent))
