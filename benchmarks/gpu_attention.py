@@ -162,8 +162,8 @@ def prepared(call: Callable[[], Any]) -> Graph:
     return graph, 2, max(1, round(BURST / max(2 * burst(graph, 2, 2), 1e-3)))
 
 
-def measure(size: tuple[int, int, int, int], causal: bool, dtype: torch.dtype, rounds: int) -> dict[str, float]:
-    """Milliseconds by side."""
+def measure(size: tuple[int, int, int, int], causal: bool, dtype: torch.dtype, rounds: int) -> tuple[dict[str, float], float]:
+    """Milliseconds by side; the relative difference of lowc's result to flash attention's."""
     torch._dynamo.reset()
     q, k, v = qkv(*size, dtype)
     function = attend(is_causal=causal)
@@ -172,7 +172,9 @@ def measure(size: tuple[int, int, int, int], causal: bool, dtype: torch.dtype, r
     for name, backend in LIBRARIES.items():
         with sdpa_kernel(backend):
             graphs[name] = prepared(lambda: function(q, k, v))
-    return in_turn(graphs, rounds)
+    with sdpa_kernel(LIBRARIES["flash"]):
+        apart = error(compiled(q, k, v), function(q, k, v).double())
+    return in_turn(graphs, rounds), apart
 
 
 def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
@@ -237,11 +239,13 @@ def main() -> None:
         for name, (size, causal) in cases(dtype).items():
             if given.only and not all(part in name for part in given.only.split(",")):
                 continue
-            found = measure(size, causal, dtype, given.rounds)
+            found, apart = measure(size, causal, dtype, given.rounds)
             work = operations(size, causal)
             rates = [f"{work / found[side] / 1e9:.0f}" for side in ("own", *LIBRARIES)]
             line = [name, f"{found['own'] * 1e3:.1f}", *rates, f"{found['cuDNN'] / found['own']:.3f}"]
-            print("  ".join(line), flush=True)
+            print("  ".join(line), f" difference {apart:.1e}", flush=True)
+            if not apart < 1e-2:
+                sys.exit(f"{name}: results differ")
             lines.append(line)
     text = table(["attention", "own us", "own TFLOP/s", *LIBRARIES, "own / cuDNN"], lines)
     print(text)

@@ -36,6 +36,7 @@ from lowc.ir.index import (
     Opaque,
     atoms,
     constant,
+    contiguous_strides,
     depends_on,
     floordiv,
     ix,
@@ -262,15 +263,15 @@ class _Relay:
         start = (last - turn) * self.step.keys
         k, k_fill = self.fill("k", self.key, self.found.keys, start, self.step.keys, self.found.depth, False)
         v, v_fill = self.fill("v", self.value, self.found.keys, start, self.step.keys, self.found.columns, True)
-        scores, part, all_ = self.local("scores", self.each, "add"), self.local("part", 2), self.local("all", 2, "max")
-        shrink = self.local("shrink", 2)
-        local = (scores, part, all_, shrink)
+        scores, shrink = self.local("scores", self.each, "add"), self.local("shrink", 2)
+        halves = [(self.local("part", 1), self.local("all", 1, "max")) for _ in range(2)]
+        local = (scores, shrink, *(a for pair in halves for a in pair))
         body: list[Stmt] = [Alloc(k), Alloc(v), *local, k_fill, v_fill, self.scores(scores.buffer, k)]
-        body += [
-            self.greatest(scores.buffer, part.buffer, masked, start), self.combined(all_.buffer, part.buffer, "max"),
-            self.weights(scores.buffer, all_.buffer, shrink.buffer), self.shrunk(shrink.buffer), self.rounded(scores.buffer),
-            self.mix(v),
-        ]  # fmt: skip
+        for half, (part, all_) in enumerate(halves):  # one row after the other
+            body.append(self.greatest(scores.buffer, part.buffer, half, masked, start))
+            body.append(self.combined(all_.buffer, part.buffer, "max", 1))
+            body.append(self.weights(scores.buffer, all_.buffer, shrink.buffer, half))
+        body += [self.shrunk(shrink.buffer), self.rounded(scores.buffer), self.mix(v)]
         return For(turn, tuple(body), Kind("pipeline", self.step.stages))
 
     # ------------------------------------------------------------ instructions
@@ -294,8 +295,8 @@ class _Relay:
         add = Store(sums, (ix(t), ix(r)), product, None, "add")
         return self.threaded(t, (For(r, (For(k, (add,)),), Kind("instr", 0, tiles.WGMMA)),))
 
-    def combined(self, whole: Buffer, part: Buffer, reducer: str) -> For:
-        t, h, n = self.axis("t", self.threads), self.axis("h", 2), self.axis("n", relays.FOUR)
+    def combined(self, whole: Buffer, part: Buffer, reducer: str, count: int) -> For:
+        t, h, n = self.axis("t", self.threads), self.axis("h", count), self.axis("n", relays.FOUR)
         one = Load(part, (floordiv(ix(t), ix(relays.FOUR)) * relays.FOUR + n, ix(h)))
         update = Store(whole, (ix(t), ix(h)), one, None, reducer)
         return self.threaded(t, (For(h, (For(n, (update,)),), Kind("instr", 0, relays.QUAD)),))
@@ -310,16 +311,13 @@ class _Relay:
             parts = [Op(reducer, (a, b), f32) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         return Alloc(buffer, reducer), parts[0]
 
-    def greatest(self, scores: Buffer, part: Buffer, masked: bool, start: Index) -> For:
-        """The greatest score that a thread has of each of its rows; scores become what masks and biases make of them."""
-        t, h, g, c, v = (
-            self.axis("t", self.threads), self.axis("h", 2), self.axis("g", self.step.keys // PIECE // CHAINS),
-            self.axis("c", CHAINS), self.axis("v", 2),
-        )  # fmt: skip
+    def greatest(self, scores: Buffer, part: Buffer, half: int, masked: bool, start: Index) -> For:
+        """The greatest score that a thread has of one of its rows; scores become what masks and biases make of them."""
+        t, g, c, v = self.pieces()
         chain, best = self.chains("max")
         piece = ix(g) * CHAINS + c
-        at = (ix(t), piece * 4 + ix(h) * 2 + v)
-        row = self.at[self.rows] + tiles.row(ix(t), ix(h) * 2)
+        at = (ix(t), piece * 4 + half * 2 + v)
+        row = self.at[self.rows] + tiles.row(ix(t), ix(half * 2))
         outside: list[Stmt] = []
         inside: list[Stmt] = []
         product = Load(scores, at)
@@ -337,7 +335,12 @@ class _Relay:
             inside.append(Store(scores, at, score))
         inside.append(Store(chain.buffer, (ix(c),), score, None, "max"))
         loops: Stmt = For(g, (For(c, (For(v, tuple(inside), UNROLL),), UNROLL),), UNROLL)
-        return self.threaded(t, (For(h, (*outside, chain, loops, Store(part, (ix(t), ix(h)), best)), UNROLL),))
+        return self.threaded(t, (*outside, chain, loops, Store(part, (ix(t), ix(0)), best)))
+
+    def pieces(self) -> tuple[Axis, Axis, Axis, Axis]:
+        """Axes over threads, and over what each has of a row: groups of chains, chains, neighbours."""
+        several = self.axis("g", self.step.keys // PIECE // CHAINS)
+        return self.axis("t", self.threads), several, self.axis("c", CHAINS), self.axis("v", 2)
 
     def scored(self, product: Load, row: Index, key: Index, masked: bool) -> Expr:
         if isinstance(self.score, Var):
@@ -352,28 +355,33 @@ class _Relay:
             value = _masked_beside(value, product, inside)
         return value
 
-    def weights(self, scores: Buffer, all_: Buffer, shrink: Buffer) -> For:
-        t, h, g, c, v = (
-            self.axis("t", self.threads), self.axis("h", 2), self.axis("g", self.step.keys // PIECE // CHAINS),
-            self.axis("c", CHAINS), self.axis("v", 2),
-        )  # fmt: skip
-        at = (ix(t), ix(h))
+    def weights(self, scores: Buffer, all_: Buffer, shrink: Buffer, half: int) -> For:
+        t, g, c, v = self.pieces()
+        at = (ix(t), ix(half))
         factor = _f(self.factor * math.log2(math.e))
         before: list[Stmt] = []
         old = self.let("old", Load(self.top.buffer, at), before)
-        new = self.let("new", Op("max", (old, Load(all_, at)), f32), before)
+        new = self.let("new", Op("max", (old, Load(all_, (ix(t), ix(0)))), f32), before)
         before.append(Store(self.top.buffer, at, new))
         off = self.let("off", Op("neg", (Op("mul", (_finite(new), factor), f32),), f32), before)
         less_ = self.let("less", _ex2(Op("fma", (old, factor, off), f32)), before)
         before.append(Store(shrink, at, less_))
         chain, sum_ = self.chains("add")
-        place = (ix(t), (ix(g) * CHAINS + c) * 4 + ix(h) * 2 + v)
-        inside: list[Stmt] = []
-        weight = self.let("weight", _ex2(Op("fma", (Load(scores, place), factor, off), f32)), inside)
-        inside += [Store(scores, place, weight), Store(chain.buffer, (ix(c),), weight, None, "add")]
-        loops = For(g, (For(c, (For(v, tuple(inside), UNROLL),), UNROLL),), UNROLL)
+
+        def weighed(piece: Index, neighbour: Index, reducer: str) -> list[Stmt]:
+            place = (ix(t), piece * 4 + half * 2 + neighbour)
+            body: list[Stmt] = []
+            weight = self.let("weight", _ex2(Op("fma", (Load(scores, place), factor, off), f32)), body)
+            return [*body, Store(scores, place, weight), Store(chain.buffer, (ix(c),), weight, None, reducer)]
+
+        # the first weights set the sums: adding them to 0 takes instructions
+        first = For(c, (*weighed(ix(c), ix(0), ""), *weighed(ix(c), ONE, "add")), UNROLL)
+        c = self.axis("c", CHAINS)
+        rest = Axis(g.name, g.extent - 1)
+        inside = weighed((ix(rest) + 1) * CHAINS + c, ix(v), "add")
+        loops = (first, For(rest, (For(c, (For(v, tuple(inside), UNROLL),), UNROLL),), UNROLL))
         total = Store(self.total.buffer, at, Op("fma", (Load(self.total.buffer, at), less_, sum_), f32))
-        return self.threaded(t, (For(h, (*before, chain, loops, total), UNROLL),))
+        return self.threaded(t, (*before, chain, *loops, total))
 
     def shrunk(self, shrink: Buffer) -> For:
         t, r, h, v = self.axis("t", self.threads), self.axis("r", self.wide // PIECE), self.axis("h", 2), self.axis("v", 2)
@@ -407,7 +415,7 @@ class _Relay:
             body.append(If(Op("and", (first, less(row, self.rows.extent)), bool_), rest))
         settle = self.threaded(t, (For(h, tuple(body), UNROLL),))
         arrays = whole.buffer, inverse.buffer, shift.buffer
-        return [whole, inverse, shift, self.combined(whole.buffer, self.total.buffer, "add"), settle, self.results(*arrays)]
+        return [whole, inverse, shift, self.combined(whole.buffer, self.total.buffer, "add", 2), settle, self.results(*arrays)]
 
     def row_values(self, row: Index, total: Expr, shift: Expr) -> Substitution:
         there = Substitution({**self.at, self.rows: row})
@@ -436,14 +444,17 @@ class _Relay:
         """A strip, and the nest that stores it, if the engine can."""
         if store.reducer or store.mask is not None or store.buffer.dtype.bits != 16:
             return None
-        i, k = self.axis(self.rows.name, self.high), self.axis(self.found.columns.name, tiles.SPAN)
-        at = {**self.at, self.rows: self.at[self.rows] + i, self.found.columns: ix(strip) * tiles.SPAN + k}
-        buffer = Buffer(fresh("strip", self.taken), store.buffer.dtype, (i.extent, k.extent), (k.extent, ONE), "shared")
+        g, i = self.axis("g", self.step.groups), self.axis(self.rows.name, tiles.GROUP_ROWS)
+        k = self.axis(self.found.columns.name, tiles.SPAN)
+        row = self.at[self.rows] + ix(g) * tiles.GROUP_ROWS + i
+        at = {**self.at, self.rows: row, self.found.columns: ix(strip) * tiles.SPAN + k}
+        shape = (g.extent, i.extent, k.extent)
+        buffer = Buffer(fresh("strip", self.taken), store.buffer.dtype, shape, contiguous_strides(shape), "shared")
         inside: Expr | None = None
         for axis in (*self.batch, self.rows, self.found.columns):
             inside = both(inside, less(at[axis], axis.extent))
         index = tuple([Substitution(at).index(n) for n in store.index])
-        nest = nested((i, k), (Store(store.buffer, index, Load(buffer, (ix(i), ix(k))), inside),))[0]
+        nest = nested((g, i, k), (Store(store.buffer, index, Load(buffer, (ix(g), ix(i), ix(k))), inside),))[0]
         assert isinstance(nest, For)
         nest = For(nest.axis, nest.body, Kind("instr", 0, tiles.TMA))
         found = outlets.drain(nest)
@@ -473,7 +484,8 @@ class _Relay:
             assert isinstance(stmt, Store)
             value = _by_inverse(stmt.value, total, inverse)
             if id(old) in staged:
-                inside.append(Store(staged[id(old)], (row, within), value))
+                group = floordiv(ix(t), ix(tiles.GROUP))
+                inside.append(Store(staged[id(old)], (group, row - group * tiles.GROUP_ROWS, within), value))
             else:
                 inside.append(Store(stmt.buffer, stmt.index, value, stmt.mask, stmt.reducer))
         body: list[Stmt] = [*outside, For(piece, (For(v, tuple(inside), PAIR),), UNROLL)]

@@ -5,7 +5,7 @@ weights of scores:
 
     wait for k 0; scores = q @ k 0; work
     each further turn j:
-      wait for k j, begin scores = q @ k j; wait for v j-1, begin total += held @ v j-1
+      wait for k j and v j-1; begin scores = q @ k j; begin total += held @ v j-1
       until the first is done; say that k j is empty; the work that touches neither ``held`` nor ``total``
       until the second is done; say that v j-1 is empty; the rest of the work
     wait for the last v; total += held @ v
@@ -173,13 +173,11 @@ class RelayRing:
         def at(ring: int, stage: str) -> str:
             return b.op(f"add i32 {shared}, {self.offset(ring, stage)}")
 
-        def scores(stage: str, phase: str) -> None:
+        def scores(stage: str) -> None:
             self.emit(found.local)
-            barriers.wait(t, self.full(0, stage), phase)
             _start_scores(t, found.first, rows, at(0, stage), t.memory[found.first.sums.name].pointers[0])
 
-        def mix(stage: str, phase: str) -> None:
-            barriers.wait(t, self.full(1, stage), phase)
+        def mix(stage: str) -> None:
             _start_mix(t, found.second, at(1, stage))
 
         sums = lambda: (t.memory[found.first.sums.name].pointers[0], found.first.columns // 2)  # noqa: E731
@@ -196,7 +194,8 @@ class RelayRing:
             barriers.wait(t, self.there(), "0")
             t.axes[loop.axis.name] = 0
             stage, phase = self.place.now()
-            scores(stage, phase)
+            barriers.wait(t, self.full(0, stage), phase)
+            scores(stage)
             _wait(t, 0, [sums()])
             release(0, stage)
             self.emit(early)
@@ -207,8 +206,10 @@ class RelayRing:
             t.axes[loop.axis.name] = (index, bits)
             stage, phase = self.place.now()
             last, last_phase = self.before.now()
-            scores(stage, phase)
-            mix(last, last_phase)
+            barriers.wait(t, self.full(0, stage), phase)  # both before the products: nothing comes between these
+            barriers.wait(t, self.full(1, last), last_phase)
+            scores(stage)
+            mix(last)
             _wait(t, 1, [sums()])
             release(0, stage)
             self.emit(early)
@@ -224,7 +225,8 @@ class RelayRing:
             b.loop(start, end, 1, [], turn, False, f"i{bits}")
         if loop is self.found.turns[-1].loop:
             last, last_phase = self.before.now()
-            mix(last, last_phase)
+            barriers.wait(t, self.full(1, last), last_phase)
+            mix(last)
             _wait(t, 0, [mixed])
             release(1, last)
 

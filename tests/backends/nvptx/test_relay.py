@@ -1,5 +1,5 @@
-"""Code of attention on tensor cores: ptxas takes every way of it without spills and without serialising it, and it computes what it
-should where all that is asynchronous happens as late as it may."""
+"""Code of attention on tensor cores: ptxas takes every way of it without spills and without serialising it, and it computes what
+it should where all that is asynchronous happens as late as it may."""
 
 import shutil
 from pathlib import Path
@@ -63,7 +63,9 @@ def test_every_way_is_tried() -> None:
     assert tried == set(WAYS)
 
 
-def simulated(shape: Shape, sizes: dict[str, int] | None = None, scale: float = 1.0, causal: bool = False, **changed: Any) -> None:
+def simulated(
+    shape: Shape, sizes: dict[str, int] | None = None, scale: float = 1.0, causal: bool = False, **changed: Any
+) -> None:
     kernel = by_tiles(attention(shape, causal, dtype="f16"), **{**SMALL, **changed})
     module = machine(kernel)
     (step,) = module.steps
