@@ -178,7 +178,7 @@ def measure(size: tuple[int, int, int, int], causal: bool, dtype: torch.dtype, r
 
 
 def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
-    """TFLOP/s of variants of the chosen way: groups of threads, the order of blocks, keys at a time."""
+    """TFLOP/s of variants of the chosen way: blocks that take tiles in turns, the order of tiles."""
     chosen = choose_attention.choices
     for name, (size, causal) in cases(dtype).items():
         if not all(part in name for part in names):
@@ -186,10 +186,8 @@ def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
         q, k, v = qkv(*size, dtype)
         function = attend(is_causal=causal)
         variants: dict[str, dict[str, Any]] = {"chosen": {}}
-        for groups, keys, stages in ((2, 128, 2), (2, 128, 3), (3, 128, 3), (3, 128, 2), (2, 64, 3), (2, 64, 4)):
-            if choose_attention.shared(size[3], size[3], groups, keys, stages, 1) <= choose_attention.SHARED:
-                fields = {"groups": groups, "keys": keys, "stages": stages, "strips": 1}
-                variants[f"{groups} groups, {keys} keys, {stages} stages"] = fields
+        variants["a block for each tile"] = {"blocks": 0}
+        variants["tiles in turns"] = {"blocks": torch.cuda.get_device_properties(0).multi_processor_count}
         if causal:
             variants["other order"] = {"late_first": None}
         graphs: dict[str, Graph] = {}

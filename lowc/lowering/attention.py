@@ -132,11 +132,16 @@ def lines_of(x: Value) -> bool:
 
 
 def _lowered(b: Builder, outs: Outputs, asked: Attention, dropout: float) -> Results:
-    """A value for each result that something needs, None for others; raises NotLowered if more than two are needed."""
+    """A value for each result that something needs, None for others.
+
+    The state of random numbers, which a backward pass is given and without dropout makes no use of, is 0.  Raises NotLowered if
+    any other result is needed than that and the first two.
+    """
     if dropout:
         raise NotLowered("dropout")
-    if any(b.needs(n) and isinstance(m, TensorMeta) for n, m in enumerate(outs) if n > 1):
-        raise NotLowered("the state of random numbers, or another result that only ATen has")
+    states = {n: m for n, m in enumerate(outs) if n > 1 and isinstance(m, TensorMeta) and b.needs(n)}
+    if any(m.dtype.kind not in "iu" for m in states.values()):
+        raise NotLowered("another result that only ATen has")
     _check(asked)
     if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal):
         raise NotLowered(why)
@@ -147,7 +152,8 @@ def _lowered(b: Builder, outs: Outputs, asked: Attention, dropout: float) -> Res
     if sums is not None and len(sums.shape) == 3 and sums.shape[2] != out.shape[2]:
         _pad(b, sums, out.shape[2])
     _kernel(b, asked, result, sums)
-    return (result, sums, *(m if isinstance(m, Index) else None for m in outs[2:]))
+    zeros = {n: b.map(m, lambda _, m=m: const(0, m.dtype), f"{b.stem}_state") for n, m in states.items()}
+    return (result, sums, *(zeros.get(n) if not isinstance(m, Index) else m for n, m in enumerate(outs) if n > 1))
 
 
 def _check(asked: Attention) -> None:

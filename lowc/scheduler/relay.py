@@ -81,7 +81,8 @@ WIDEST = 256  # depth and columns
 class Relayed:
     """``axis``: the outermost loop.  ``groups`` of 128 threads have 64 rows of queries each; ``keys`` come at a time, in as many
     ``stages``.  ``late_first``: blocks of the last rows, which see most keys, are the first.  ``strips``: how many are in turn
-    where results leave; 0 where threads store."""
+    where results leave; 0 where threads store.  ``blocks``: the most there are at a time, each taking tiles in turns; 0: one for
+    each tile."""
 
     axis: str
     groups: int
@@ -89,6 +90,7 @@ class Relayed:
     stages: int
     late_first: bool
     strips: int
+    blocks: int = 0
 
 
 def relayed(loop: For, step: Relayed, taken: set[str]) -> tuple[Stmt, ...]:
@@ -169,11 +171,17 @@ class _Relay:
     def grid(self) -> tuple[Stmt, ...]:
         down = (self.rows.extent + (self.high - 1)) // self.high
         several = numel([a.extent for a in self.batch])
-        block = self.axis(f"{self.rows.name}_g", several * down)
+        total = several * down
+        blocks = minimum(self.step.blocks, total) if self.step.blocks else total
+        block = self.axis(f"{self.rows.name}_g", blocks)
+        number, loop = ix(block), None
+        if self.step.blocks and (constant(total) or self.step.blocks + 1) > self.step.blocks:
+            loop = self.axis(f"{self.rows.name}_turn", 1 + floordiv(total - 1 - block, blocks))
+            number = number + ix(loop) * blocks
         if self.step.late_first:
-            matrix, tile = mod(ix(block), several), down - 1 - floordiv(ix(block), several)
+            matrix, tile = mod(number, several), down - 1 - floordiv(number, several)
         else:
-            matrix, tile = floordiv(ix(block), down), mod(ix(block), down)
+            matrix, tile = floordiv(number, down), mod(number, down)
         for axis in reversed(self.batch):
             last = axis is self.batch[0]
             self.at[axis] = self.named(f"{axis.name}_at", matrix if last else mod(matrix, axis.extent))
@@ -181,7 +189,8 @@ class _Relay:
         self.at[self.rows] = self.named(f"{self.rows.name}_tile", tile) * self.high
         self.share()
         body = self.tile()
-        return (For(block, (*self.lets, *body), Kind("block")),)
+        body = [*self.lets, *body]
+        return (For(block, tuple(body) if loop is None else (For(loop, tuple(body)),), Kind("block")),)
 
     def share(self) -> None:
         """Gives names to what several heads have in common: ``h // 4``."""

@@ -97,6 +97,12 @@ def test_lengths_of_the_call() -> None:
     simulated((1, 1, "m", "n", 32), {"m": 70, "n": 70}, causal=True, late_first=True)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_tiles_in_turns(causal: bool) -> None:
+    simulated((3, 1, 130, 130, 64), causal=causal, blocks=2, late_first=causal)
+    simulated((1, 1, 200, 70, 32), causal=causal, blocks=1, stages=3, strips=0)
+
+
 def test_scores_that_grow_and_shrink() -> None:
     simulated((1, 1, 64, 300, 32), scale=8.0)
 
