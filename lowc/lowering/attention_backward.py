@@ -1,25 +1,26 @@
-"""Gradients of attention, from its result and the logarithms of its rows' sums: three kernels, none of which keeps what the forward
-pass had in between.
+"""Gradients of attention, from its result and the logarithms of its rows' sums: three kernels.
 
     delta[b, h, i] = sum over e of grad[b, h, i, e] * out[b, h, i, e]
 
-    for b, h, i {                                                                  # rows of queries
+    for b, h, i {                                               # rows of queries
       for j in S {
         acc s = add; for d in D { s add= product(f32(q[b, h, i, d]), f32(k[b, h / G, j, d])) }
         acc g = add; for e in E { g add= product(f32(grad[b, h, i, e]), f32(v[b, h / G, j, e])) }
         slopes[…, j] = bf16(exp(score(s) - logsumexp[b, h, i]) * (g - delta[b, h, i]))
       }
-      for d in D { acc a = add; for j in S { a add= product(f32(slopes[…, j]), f32(k[b, h / G, j, d])) }; grad_q[b, h, i, d] = a * scale }
+      for d in D { acc a; for j in S { a add= product(f32(slopes[…, j]), f32(k[b, h / G, j, d])) }; grad_q[…, d] = a * scale }
     }
 
-    for b, h / G, j {                                                              # rows of keys, over all queries of the heads that share them
-      for i in G * L { s, g likewise; weights[…, i] = bf16(exp(score(s) - logsumexp)); slopes[…, i] = bf16(… * (g - delta)) }
-      for e in E { acc a; for i { a add= product(f32(weights[…, i]), f32(grad[b, h, i, e])) }; grad_v[b, h / G, j, e] = a }
-      for d in D { acc a; for i { a add= product(f32(slopes[…, i]), f32(q[b, h, i, d])) }; grad_k[b, h / G, j, d] = a * scale }
+    for b, h / G, j {                                           # rows of keys, over all queries of the heads that share them
+      for i in G * L {
+        s, g likewise; weights[…, i] = bf16(exp(score(s) - logsumexp)); slopes[…, i] = bf16(weight * (g - delta))
+      }
+      for e in E { acc a; for i { a add= product(f32(weights[…, i]), f32(grad[b, h, i, e])) }; grad_v[…, e] = a }
+      for d in D { acc a; for i { a add= product(f32(slopes[…, i]), f32(q[b, h, i, d])) }; grad_k[…, d] = a * scale }
     }
 
-So nothing is added up in memory, and gradients are the same in every run.  Weights and slopes of f16 and bf16 operands are rounded
-before they are multiplied, as in ATen's kernels.  A row that sees nothing has weights 0.
+So nothing is added up in memory, and gradients are the same in every run.  Weights and slopes of f16 and bf16 operands are
+rounded before they are multiplied, as in ATen's kernels.  A row that sees nothing has weights 0.
 """
 
 import math
@@ -42,8 +43,8 @@ Results = tuple[Value | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """``asked``: of the forward pass; ``grad`` of its result ``out``, which is [B, H, L, E]; ``lse``: logarithms of sums, [B, H, L] or
-    more rows."""
+    """``asked``: of the forward pass; ``grad`` of its result ``out``, which is [B, H, L, E]; ``lse``: logarithms of sums, [B, H, L]
+    or more rows."""
 
     asked: Attention
     grad: Value
@@ -183,7 +184,8 @@ def _of_keys(b: Builder, found: Backward, delta: Value, of_key: Value | None, of
     rows, each, wide = asked.q.shape[2], _each(asked), accumulate_dtype(asked.q.dtype)
     shape = asked.k.shape[:3]
     several = each * rows
-    kept = [b.temp(asked.q.dtype, (*shape, several), name=n) if r else None for n, r in (("weights", of_value), ("slopes", of_key))]
+    wanted = (("weights", of_value), ("slopes", of_key))
+    kept = [b.temp(asked.q.dtype, (*shape, several), name=n) if r else None for n, r in wanted]
     with b.kernel(), b.loops(shape, range(3)) as place:
         key = (place[0], place[1], place[2])
 

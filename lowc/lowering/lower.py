@@ -46,9 +46,8 @@ def lower(
     ATen has it nevertheless; there will be no ATen.  ``library``: on a GPU, why a product of tensors of a dtype and of two shapes
     is ATen's ("" for one of lowc's own), told also whether pointwise ops follow and whether both lie as the engine copies them;
     all are ATen's if nothing is given.  ``attention``: likewise why attention is ATen's, of a dtype and of queries, keys and
-    values of three shapes, told also whether there is a bias, whether it is causal, whether all lie as the engine copies, and whether it is
-    the backward pass.
-    ``target``: for what it shall be fast; None where that is all the same.
+    values of three shapes, told also whether there is a bias, whether it is causal, whether all lie as the engine copies, and
+    whether it is the backward pass.  ``target``: for what it shall be fast; None where that is all the same.
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
     one that returns a window of an input at a place that only a call tells.
