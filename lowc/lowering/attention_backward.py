@@ -43,7 +43,7 @@ Results = tuple[Value | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """``asked``: of the forward pass; ``grad`` of its result ``out``, which is [B, H, L, E]; ``lse``: logarithms of sums, [B, H, L]
+    """``asked``: of the forward pass; ``grad`` of its result ``out``, [B, H, L, E]; ``lse``: logarithms of sums, [B, H, L]
     or more rows."""
 
     asked: Attention

@@ -13,7 +13,8 @@ from lowc.options import Options
 from lowc.scheduler.attention import find, seen
 from lowc.scheduler.choose_tensor_cores import ABILITY, SHARED
 from lowc.scheduler.nest import estimate
-from lowc.scheduler.relay import PIECE, WIDEST, Relayed
+from lowc.scheduler.relay import WIDEST, Relayed
+from lowc.scheduler.relay_tiles import PIECE
 from lowc.target import Target
 
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, bool], str]

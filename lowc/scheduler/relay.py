@@ -22,22 +22,15 @@ are 0.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir import outlets, relays, tiles
+from lowc.ir import relays, tiles
 from lowc.ir.index import (
     ONE,
-    Atom,
     Axis,
-    FloorDiv,
     Index,
-    Opaque,
-    atoms,
     constant,
-    contiguous_strides,
-    depends_on,
     floordiv,
     ix,
     lower_bound,
@@ -63,17 +56,14 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.types import bool_, f32, i32, i64
-from lowc.ir.walk import Substitution, both, free_atoms, rewrite, with_mask
+from lowc.ir.walk import Substitution, both, rewrite
 from lowc.scheduler.attention import Attention, find, seen
-from lowc.scheduler.nest import nested, numel
+from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, RelayTiles, renamed
 from lowc.scheduler.rename import fresh
 from lowc.scheduler.tensor_cores import narrow
 from lowc.scheduler.tile_epilogue import less
 
-UNROLL = Kind("unroll", 128)
-PAIR = Kind("vector", 2)
 CHAINS = 4  # in which the greatest and the sum of a row are found
-PIECE = 8  # keys, or columns, of which a thread has two neighbours
 WIDEST = 256  # depth and columns
 
 
@@ -98,12 +88,9 @@ def relayed(loop: For, step: Relayed, taken: set[str]) -> tuple[Stmt, ...]:
     found = find(loop)
     if found is None or found.rows is None:
         raise ScheduleError(f"the loop over {loop.axis} is no attention with rows")
-    for each in found.outer:
-        if any(depends_on(each.axis.extent, f.axis) for f in found.outer):
-            raise ScheduleError(f"how long {each.axis} is depends on another loop")
     if (lower_bound(found.keys.extent) or 0) < 1:
         raise ScheduleError(f"{found.keys} may have no iteration")
-    return _Relay(found, step, taken).grid()
+    return _Relay(found, step, taken).grid(step.late_first, step.blocks)
 
 
 def scaled(score: Expr, product: Var) -> tuple[Expr, float]:
@@ -115,13 +102,11 @@ def scaled(score: Expr, product: Var) -> tuple[Expr, float]:
     return score, 1.0
 
 
-class _Relay:
+class _Relay(RelayTiles):
     def __init__(self, found: Attention, step: Relayed, taken: set[str]) -> None:
         assert found.rows is not None
-        self.found, self.step, self.taken = found, step, taken
-        self.rows = found.rows.axis
-        self.batch = [f.axis for f in found.outer if f is not found.rows]
-        self.threads, self.high = step.groups * tiles.GROUP, step.groups * tiles.GROUP_ROWS
+        super().__init__(found.outer, found.rows.axis, step.groups, taken)
+        self.found, self.step = found, step
         deep, wide = constant(found.depth.extent), constant(found.columns.extent)
         if deep is None or wide is None or max(deep, wide) > WIDEST or wide % PIECE or deep % PIECE:
             raise ScheduleError(f"heads of {found.depth.extent} and {found.columns.extent}")
@@ -135,105 +120,10 @@ class _Relay:
             if step_ != ONE or (constant(first) or 0) < 1:
                 raise ScheduleError(f"a row that sees {self.limit} keys")
         self.score, self.factor = scaled(inner, found.product)
-        self.lets: list[Let] = []
-        self.at: dict[Atom, Index] = {}
         self.each = step.keys // 2  # scores of a thread
-        self.thread = Axis(fresh("t", taken), ix(self.threads))
 
-    # ------------------------------------------------------------ names
-
-    def axis(self, name: str, extent: int | Index) -> Axis:
-        return Axis(fresh(name, self.taken), ix(extent))
-
-    def local(self, name: str, count: int, reducer: str = "", dtype: object = f32) -> Alloc:
-        """An array of ``count`` for each thread."""
-        shape, strides = (ix(self.threads), ix(count)), (ix(count), ONE)
-        return Alloc(Buffer(fresh(name, self.taken), dtype, shape, strides, "local"), reducer)  # type: ignore[arg-type]
-
-    def named(self, name: str, index: Index) -> Index:
-        """``index`` as the coordinate that a let holds, unless it is a number."""
-        if constant(index) is not None:
-            return index
-        var = Var(fresh(name, self.taken), i64)
-        self.lets.append(Let(var, FromIndex(index, i64)))
-        return ix(Opaque(var.name))
-
-    def let(self, name: str, value: Expr, body: list[Stmt]) -> Var:
-        var = Var(fresh(name, self.taken), value.dtype)
-        body.append(Let(var, value))
-        return var
-
-    def threaded(self, axis: Axis, body: Sequence[Stmt]) -> For:
-        return For(axis, tuple(body), Kind("thread", self.threads))
-
-    # ------------------------------------------------------------ the grid
-
-    def grid(self) -> tuple[Stmt, ...]:
-        down = (self.rows.extent + (self.high - 1)) // self.high
-        several = numel([a.extent for a in self.batch])
-        total = several * down
-        blocks = minimum(self.step.blocks, total) if self.step.blocks else total
-        block = self.axis(f"{self.rows.name}_g", blocks)
-        number, loop = ix(block), None
-        if self.step.blocks and (constant(total) or self.step.blocks + 1) > self.step.blocks:
-            loop = self.axis(f"{self.rows.name}_turn", 1 + floordiv(total - 1 - block, blocks))
-            number = number + ix(loop) * blocks
-        if self.step.late_first:
-            matrix, tile = mod(number, several), down - 1 - floordiv(number, several)
-        else:
-            matrix, tile = floordiv(number, down), mod(number, down)
-        for axis in reversed(self.batch):
-            last = axis is self.batch[0]
-            self.at[axis] = self.named(f"{axis.name}_at", matrix if last else mod(matrix, axis.extent))
-            matrix = floordiv(matrix, axis.extent)
-        self.at[self.rows] = self.named(f"{self.rows.name}_tile", tile) * self.high
-        self.share()
-        body = self.tile()
-        body = [*self.lets, *body]
-        return (For(block, tuple(body) if loop is None else (For(loop, tuple(body)),), Kind("block")),)
-
-    def share(self) -> None:
-        """Gives names to what several heads have in common: ``h // 4``."""
-        for factor in (self.key, self.value):
-            for atom in list(free_atoms(factor)):
-                if not isinstance(atom, FloorDiv) or atom in self.at or constant(atom.den) is None:
-                    continue
-                inside = [a for a in atoms(atom.num) if isinstance(a, Axis)]
-                if len(inside) == 1 and inside[0] in self.batch and atom.num == ix(inside[0]):
-                    self.at[atom] = self.named(f"{inside[0].name}_shared", floordiv(self.at[inside[0]], atom.den))
-
-    # ------------------------------------------------------------ tiles
-
-    def fill(
-        self, name: str, value: Expr, across: Axis, start: Index, size: int, along: Axis, turned: bool
-    ) -> tuple[Buffer, For]:
-        """The tile of ``value`` for ``size`` places of ``across`` from ``start`` on, and all of ``along``, which rows of the tile
-        lie along; and the nest that fills it.  ``turned``: ``along`` are columns, not the depth, of the product."""
-        chunks = -(-(constant(along.extent) or 0) // tiles.SPAN)
-        chunk, i, k = self.axis("c", chunks), self.axis(across.name, size), self.axis("k", tiles.SPAN)
-        flat = chunks == 1 and not turned
-        axes = (i, k) if flat else (chunk, i, k)
-        at = {**self.at, across: start + i, along: ix(k) + (ZERO_IX if flat else ix(chunk) * tiles.SPAN)}
-        shape = tuple([a.extent for a in axes])
-        strides = tuple([numel(shape[n + 1 :]) for n in range(len(shape))])
-        tile = Buffer(fresh(name, self.taken), value.dtype, shape, strides, "shared")
-        inside: Expr | None = None
-        for axis in (along, across, *self.batch):
-            if axis in at:
-                inside = both(inside, less(at[axis], axis.extent))
-        for atom, there in self.at.items():
-            if isinstance(atom, FloorDiv):
-                axis = next(a for a in atoms(atom.num) if isinstance(a, Axis))
-                inside = both(inside, less(there, floordiv(axis.extent + (atom.den - 1), atom.den)))
-        assert inside is not None
-        there = with_mask(Substitution(at).expr(value), inside, {})
-        nest = nested(axes, (Store(tile, tuple([ix(a) for a in axes]), there),))[0]
-        assert isinstance(nest, For)
-        nest = For(nest.axis, nest.body, Kind("instr", 0, tiles.TMA))
-        filled = tiles.fill(nest)
-        if filled is None or tiles.box(filled) is None:
-            raise ScheduleError(f"{name} is no box that the copying engine takes")
-        return tile, nest
+    def shared(self) -> tuple[Expr, ...]:
+        return self.key, self.value
 
     def tile(self) -> list[Stmt]:
         q, filled = self.fill("q", self.query, self.rows, self.at[self.rows], self.high, self.found.depth, False)
@@ -298,11 +188,6 @@ class _Relay:
         left = Load(self.held.buffer, (relays.owner(ix(t), ix(i)), relays.number(ix(r), ix(i))))
         right = Load(v, tiles.place(v, tiles.column(ix(t), ix(r)), ix(i)))
         return self.instruction(t, r, i, self.mixed.buffer, left, right)
-
-    def instruction(self, t: Axis, r: Axis, k: Axis, sums: Buffer, left: Load, right: Load) -> For:
-        product = Op("product", (Op("cast", (left,), f32), Op("cast", (right,), f32)), f32)
-        add = Store(sums, (ix(t), ix(r)), product, None, "add")
-        return self.threaded(t, (For(r, (For(k, (add,)),), Kind("instr", 0, tiles.WGMMA)),))
 
     def combined(self, whole: Buffer, part: Buffer, reducer: str, count: int) -> For:
         t, h, n = self.axis("t", self.threads), self.axis("h", count), self.axis("n", relays.FOUR)
@@ -419,7 +304,7 @@ class _Relay:
         row = self.at[self.rows] + tiles.row(ix(t), ix(h) * 2)
         if self.found.rest:
             there = self.row_values(row, sum_, off)
-            rest = _renamed(there, self.found.rest, self.taken)
+            rest = renamed(there, self.found.rest, self.taken)
             first = Op("eq", (FromIndex(mod(ix(t), ix(4)), i64), Const(0, i64)), bool_)
             body.append(If(Op("and", (first, less(row, self.rows.extent)), bool_), rest))
         settle = self.threaded(t, (For(h, tuple(body), UNROLL),))
@@ -438,7 +323,7 @@ class _Relay:
         staged: dict[int, Buffer] = {}
         drains: list[For] = []
         for stmt in self.found.mix if self.step.strips and self.wide % tiles.SPAN == 0 else ():
-            made = self.drain(stmt, strip) if isinstance(stmt, Store) else None
+            made = self.drain(stmt, strip, self.found.columns) if isinstance(stmt, Store) else None
             if made is not None:
                 staged[id(stmt)] = made[0]
                 drains.append(made[1])
@@ -448,26 +333,6 @@ class _Relay:
         count = constant(strip.extent) or 1
         allocs = [Alloc(b) for b in staged.values()]
         return For(strip, (*allocs, work, *drains), Kind("pipeline", self.step.strips if count % self.step.strips == 0 else 1))
-
-    def drain(self, store: Store, strip: Axis) -> tuple[Buffer, For] | None:
-        """A strip, and the nest that stores it, if the engine can."""
-        if store.reducer or store.mask is not None or store.buffer.dtype.bits != 16:
-            return None
-        g, i = self.axis("g", self.step.groups), self.axis(self.rows.name, tiles.GROUP_ROWS)
-        k = self.axis(self.found.columns.name, tiles.SPAN)
-        row = self.at[self.rows] + ix(g) * tiles.GROUP_ROWS + i
-        at = {**self.at, self.rows: row, self.found.columns: ix(strip) * tiles.SPAN + k}
-        shape = (g.extent, i.extent, k.extent)
-        buffer = Buffer(fresh("strip", self.taken), store.buffer.dtype, shape, contiguous_strides(shape), "shared")
-        inside: Expr | None = None
-        for axis in (*self.batch, self.rows, self.found.columns):
-            inside = both(inside, less(at[axis], axis.extent))
-        index = tuple([Substitution(at).index(n) for n in store.index])
-        nest = nested((g, i, k), (Store(store.buffer, index, Load(buffer, (ix(g), ix(i), ix(k))), inside),))[0]
-        assert isinstance(nest, For)
-        nest = For(nest.axis, nest.body, Kind("instr", 0, tiles.TMA))
-        found = outlets.drain(nest)
-        return (buffer, nest) if found is not None and outlets.box(found) is not None else None
 
     def work(self, strip: Axis, staged: dict[int, Buffer], arrays: tuple[Buffer, Buffer, Buffer]) -> For:
         t, h, v = self.axis("t", self.threads), self.axis("h", 2), self.axis("v", 2)
@@ -486,7 +351,7 @@ class _Relay:
         there.atoms[self.found.columns] = column
         there.rename(self.found.mixed.name, Load(self.mixed.buffer, (ix(t), number)))
         inside: list[Stmt] = []
-        for stmt, old in zip(_renamed(there, self.found.mix, self.taken), self.found.mix, strict=True):
+        for stmt, old in zip(renamed(there, self.found.mix, self.taken), self.found.mix, strict=True):
             if isinstance(stmt, Let):
                 inside.append(Let(stmt.var, _by_inverse(stmt.value, total, inverse)))
                 continue
@@ -504,9 +369,6 @@ class _Relay:
 
 
 # ---------------------------------------------------------------- expressions
-
-ZERO_IX = ix(0)
-
 
 def _f(value: float) -> Const:
     return Const(value, f32)
@@ -553,10 +415,3 @@ def _masked_beside(value: Expr, product: Load, inside: Expr) -> Expr:
         return part
 
     return rewrite(value, node, {})
-
-
-def _renamed(there: Substitution, body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
-    for stmt in body:
-        if isinstance(stmt, Let):
-            there.rename(stmt.var.name, Var(fresh(stmt.var.name, taken), stmt.var.dtype))
-    return there.body(tuple(body))
