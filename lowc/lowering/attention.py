@@ -143,7 +143,7 @@ def _lowered(b: Builder, outs: Outputs, asked: Attention, dropout: float) -> Res
     if any(m.dtype.kind not in "iu" for m in states.values()):
         raise NotLowered("another result that only ATen has")
     check(asked)
-    if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, False):
+    if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, "sums" if b.needs(1) else "result"):
         raise NotLowered(why)
     out, lse = outs[0], outs[1]
     assert isinstance(out, TensorMeta) and isinstance(lse, TensorMeta)
