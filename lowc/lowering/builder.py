@@ -84,8 +84,8 @@ class Builder:
     ``library``: why the product of two values is a call of ATen, "" for one that is to be a loop nest.  ``followed``: whether
     pointwise ops follow the node at hand.  ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
 
-    ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal) is a call of ATen, "" for a loop
-    nest; told last is what is wanted, the "result", "sums" for a backward pass as well, or "gradients".  ``node``: the name of the
+    ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal) is a call of ATen, "" for a
+    loop nest; told last is what is wanted, the "result", "sums" for a backward pass as well, or "gradients".  ``node``: the name of the
     node at hand.
     """
 
