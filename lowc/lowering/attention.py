@@ -127,8 +127,8 @@ def cudnn(
 
 
 def lines_of(x: Value) -> bool:
-    """Whether the engine that copies on a GPU takes ``x`` as it lies: contiguous rows, several of them, that begin at multiples of
-    16 bytes."""
+    """Whether the engine that copies on a GPU takes ``x`` as it lies: contiguous rows, several of them, that begin at multiples
+    of 16 bytes."""
     if x.strides is None or any(constant(s) == 0 for s in x.strides[-2:]):
         return False
     return bool(x.shape) and copied_along(x) == len(x.shape) - 1
