@@ -173,11 +173,12 @@ def compile_artifact(
 def _lowered(
     graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str], target: Target | None = None
 ) -> Module:
-    from lowc.scheduler import choose_library, pipeline
+    from lowc.scheduler import choose_attention, choose_library, pipeline
 
     with trace.phase("lowering"):
         library = choose_library.library(target, options) if target is not None and target.kind == "nvptx" else None
-        module = lower(graph, options, forbidden, library=library, target=target)
+        attention = None if target is None else choose_attention.library(target, options)
+        module = lower(graph, options, forbidden, library=library, attention=attention, target=target)
     trace.dump("lowering", lambda: pipeline.listing(module, options))
     return module
 

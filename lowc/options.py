@@ -30,6 +30,7 @@ ROWS: tuple[Row, ...] = (
     Row("fallback_random", False, (True, False), True, "", "random numbers are those that eager draws"),
     Row("numerics", "fast", ("fast", "strict"), True, "LOWC_NUMERICS", "strict: no approximate instructions"),
     Row("matmul", "auto", ("auto", "own", "library"), True, "LOWC_MATMUL", "matrix products by lowc's kernels or ATen's"),
+    Row("attention", "auto", ("auto", "own", "library"), True, "LOWC_ATTENTION", "attention by lowc's kernels or ATen's"),
     Row("check", False, (True, False), False, "LOWC_CHECK", "verify after every pass"),
     Row("time", False, (True, False), False, "LOWC_TIME", "print the time of every phase"),
     Row("dump", "", (), False, "LOWC_DUMP", "directory for a numbered file of each pass and stage"),
@@ -54,6 +55,7 @@ class Options(NamedTuple):
     fallback_random: bool = False
     numerics: str = "fast"
     matmul: str = "auto"
+    attention: str = "auto"
     check: bool = False
     time: bool = False
     dump: str = ""

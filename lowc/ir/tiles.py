@@ -9,12 +9,13 @@
     }
 
 ``row`` and ``column`` are where the hardware has a thread's sum number ``r``, for 64 rows of each 128 threads; the sums of
-further rows, as many again, are those after them.  A tile lies along the depth, ``[rows, 64]``, or
+further rows, as many again, are those after them.  A tile lies along the depth, ``[rows, 64]`` or ``[depth / 64, rows, 64]``, or
 along its rows, ``[rows / 64, depth, 64]``; how the hardware swizzles it is between the fill and the product and not to be seen.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from lowc.ir.index import ZERO, Axis, Index, Opaque, Symbol, atoms, constant, floordiv, ix, mod, split
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Load, Op, Stmt, Store
@@ -53,6 +54,11 @@ def place(tile: Buffer, position: Index, depth: Index) -> tuple[Index, ...]:
     if len(tile.shape) == 2:
         return position, depth
     return floordiv(position, ix(SPAN)), depth, mod(position, ix(SPAN))
+
+
+def deep_place(tile: Buffer, position: Index, depth: Index) -> tuple[Index, ...]:
+    """The same for a tile that lies along a depth of more than a row of it."""
+    return floordiv(depth, ix(SPAN)), position, mod(depth, ix(SPAN))
 
 
 # ---------------------------------------------------------------- fills
@@ -215,7 +221,9 @@ def _is_multiple(index: Index, number: int) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileProduct:
-    """``loop``: over ``threads``, ``rows`` x ``columns`` sums of two tiles, ``depth`` deep, added to the array ``sums``."""
+    """``loop``: over ``threads``, ``rows`` x ``columns`` sums of two tiles, ``depth`` deep, added to the array ``sums``.
+
+    ``deep``: whether the left and the right tile lie along a depth of several rows, ``[depth / 64, rows, 64]``."""
 
     loop: For
     sums: Buffer
@@ -225,6 +233,7 @@ class TileProduct:
     rows: int
     columns: int
     depth: int
+    deep: tuple[bool, bool] = (False, False)
 
     @property
     def high(self) -> int:
@@ -249,35 +258,49 @@ def tile_product(loop: Stmt) -> TileProduct | None:
     value = inside.value
     if not isinstance(value, Op) or value.name != "product" or value.dtype.name != "f32":
         return None
-    left, right = (_narrow_load(a) for a in value.args)
+    left, right = (narrow_load(a) for a in value.args)
     if left is None or right is None or left.dtype != right.dtype or inside.index != (ix(threads), ix(numbers)):
         return None
     sizes = [constant(i) for i in (threads.extent, numbers.extent, depths.extent)]
-    rows, columns = _across(left.buffer), _across(right.buffer)
     count, each, depth = [n or 0 for n in sizes]
+    if not count or count % GROUP or not depth or depth % 16:
+        return None
     high = count * GROUP_ROWS // GROUP
-    if not count or count % GROUP or columns % 8 or not depth or depth % 16 or rows % high or each * high * 2 != rows * columns:
-        return None
     t, r, k = ix(threads), ix(numbers), ix(depths)
-    if left.index != place(left.buffer, row_of_many(t, r, columns // 2, high), k):
-        return None
-    if right.index != place(right.buffer, column_of_many(t, r, columns // 2), k):
-        return None
-    return TileProduct(nest[0], inside.buffer, left.buffer, right.buffer, count, rows, columns, depth)
+    for left_deep, right_deep in product((False, True), repeat=2):
+        rows, columns = _across(left.buffer, left_deep), _across(right.buffer, right_deep)
+        if columns % 8 or rows % high or each * high * 2 != rows * columns:
+            continue
+        row, column_ = row_of_many(t, r, columns // 2, high), column_of_many(t, r, columns // 2)
+        if _is_at(left, row, k, depth, left_deep) and _is_at(right, column_, k, depth, right_deep):
+            deep = left_deep, right_deep
+            return TileProduct(nest[0], inside.buffer, left.buffer, right.buffer, count, rows, columns, depth, deep)
+    return None
 
 
-def _across(tile: Buffer) -> int:
+def _is_at(factor: Load, position: Index, at: Index, depth: int, deep: bool) -> bool:
+    """Whether ``factor`` is read there from a tile that lies that way."""
+    if not deep:
+        return factor.index == place(factor.buffer, position, at)
+    if len(factor.index) != 3 or depth > (constant(factor.buffer.shape[0]) or 0) * SPAN:
+        return False
+    return factor.index == deep_place(factor.buffer, position, at)
+
+
+def _across(tile: Buffer, deep: bool) -> int:
     """Rows (or columns) that a tile has of its factor."""
+    if deep:
+        return (constant(tile.shape[1]) or 0) if len(tile.shape) == 3 else 0
     return (constant(tile.shape[0]) or 0) * (1 if len(tile.shape) == 2 else SPAN)
 
 
-def _narrow_load(factor: Expr) -> Load | None:
-    """The load from a tile that ``factor`` is the widening of."""
+def narrow_load(factor: Expr, space: str = "shared") -> Load | None:
+    """The load of 16 bits, from a tile, that ``factor`` is the widening of."""
     if not isinstance(factor, Op) or factor.name != "cast" or not isinstance(factor.args[0], Load):
         return None
     load = factor.args[0]
     narrow = load.dtype.kind == "f" and load.dtype.bits == 16
-    return load if narrow and load.mask is None and load.buffer.space == "shared" else None
+    return load if narrow and load.mask is None and load.buffer.space == space else None
 
 
 # ---------------------------------------------------------------- pipelines
@@ -314,7 +337,7 @@ def pipeline(loop: For) -> Pipeline | None:
         return None
     fills = [fill(s) for s in loop.body[len(tiles) : -1]]
     product = tile_product(loop.body[-1])
-    if product is None or {id(product.left), id(product.right)} != {id(t) for t in tiles}:
+    if product is None or any(product.deep) or {id(product.left), id(product.right)} != {id(t) for t in tiles}:
         return None
     found = tuple([f for f in fills if f is not None])
     if [id(f.tile) for f in found] != [id(t) for t in tiles]:

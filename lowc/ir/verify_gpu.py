@@ -29,7 +29,9 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.printer import print_kernel_lines
+from lowc.ir.relays import exchanges, has_relay
 from lowc.ir.scan import read, walk_in_order
+from lowc.ir.tiles import GROUP
 from lowc.ir.verify_tiles import broken
 from lowc.ir.verify_values import excerpt
 from lowc.ir.walk import exprs, indices, parts, statements
@@ -44,7 +46,7 @@ class _State:
     """``open``: the dimensions of the thread loops around.  ``varying``: axes and lets that differ from thread to thread.
 
     ``declared``: the dimensions open around an accumulator or a @local buffer.  ``axes``: of thread loops, with their dimension.
-    ``around``: the statements around.
+    ``around``: the statements around.  ``exchanging``: whether one of them is an instruction by which threads exchange.
     """
 
     kernel: Kernel
@@ -55,6 +57,7 @@ class _State:
     axes: dict[str, str] = field(default_factory=dict[str, str])
     places: dict[str, list[tuple[Index, ...]]] = field(default_factory=dict[str, list[tuple[Index, ...]]])
     around: list[For | If] = field(default_factory=list[For | If])
+    exchanging: bool = False
     stmt: object = None
 
     def fail(self, rule: str) -> NoReturn:
@@ -96,7 +99,7 @@ def _width(s: _State, loop: For) -> None:
     d, width = loop.kind.key or "x", loop.kind.width
     if d not in ("x", "y"):
         s.fail(f"a thread loop along {d}; threads lie along x and y")
-    if width < 1 or width & (width - 1):
+    if width < 1 or (width & (width - 1) and (width % GROUP or not has_relay(s.kernel.body))):
         s.fail(f"thread({width}): a power of two is needed")
     if s.threads.setdefault(d, width) != width:
         s.fail(f"a loop over {width} threads in {d}, others are over {s.threads[d]}")
@@ -149,15 +152,16 @@ def _for(s: _State, loop: For) -> None:
         s.open |= {d}
         s.axes[loop.axis.name] = d
         s.varying.add(loop.axis.name)
+    exchanging, s.exchanging = s.exchanging, s.exchanging or (kind == "thread" and exchanges(loop))
     s.around.append(loop)
     _block(s, loop.body)
     s.around.pop()
-    s.open = outer
+    s.open, s.exchanging = outer, exchanging
 
 
 def _note(s: _State, stmt: Stmt) -> None:
-    """Notes accesses to @local memory."""
-    for expr in exprs(stmt):
+    """Notes accesses to @local memory; those by which instructions read what other threads hold are none of a thread's."""
+    for expr in () if s.exchanging else exprs(stmt):
         for part in parts(expr):
             if isinstance(part, Load) and part.buffer.space == "local" and part.buffer.name in s.places:
                 s.places[part.buffer.name].append(part.index)

@@ -4,16 +4,20 @@ A pipeline is at block level, in no thread loop.  One of a kernel multiplies: it
 fill of each, a product of two of them).  Others take results out: what ``outlets.outlet`` knows.  Fills, drains and products are
 nowhere else, and nobody else touches a tile or a strip: threads and the engine that copies wait for one another there only.
 
+Or several pipelines in turn multiply twice each: what ``relays.relay`` knows, with one resident tile that is filled before them.
+Threads combine what four of them have of a row by ``relays.quad``, anywhere at block level.
+
 A loop of teams is all that blocks do but for lets; teams wait neither for one another nor for all threads, and one knows how long
 another multiplies, whichever tile it has.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from lowc.ir.index import Axis, Opaque, atoms
 from lowc.ir.nodes import Acc, Alloc, Barrier, Buffer, For, Kernel, Let, Load, Stmt, Store
 from lowc.ir.outlets import Outlet, outlet, outlets
 from lowc.ir.outlets import box as drained
+from lowc.ir.relays import QUAD, Relay, block_body, has_relay, quad, relay
 from lowc.ir.tiles import FILLS, TMA, WGMMA, Pipeline, box, pipeline, pipelines
 from lowc.ir.walk import exprs, parts, statements
 
@@ -24,16 +28,25 @@ def broken(kernel: Kernel) -> Broken:
     """A statement that breaks a rule, and the rule; None if none does."""
     loops, out = pipelines(kernel.body), outlets(kernel.body)
     inside = {id(s) for loop in (*loops, *out) for s in statements(loop.body)}
+    found_relay = relay(block_body(kernel.body))
+    if found_relay is not None:
+        inside.add(id(found_relay.resident.loops[0]))
     for stmt in statements(kernel.body):
         if isinstance(stmt, For) and stmt.kind.name == "instr":
-            if stmt.kind.key not in (*FILLS, WGMMA):
+            if stmt.kind.key not in (*FILLS, WGMMA, QUAD):
                 return stmt, f"a GPU has no instruction {stmt.kind.key}"
-            if id(stmt) not in inside:
+            if id(stmt) not in inside and stmt.kind.key != QUAD:
                 return stmt, f"instr({stmt.kind.key}) outside a pipeline"
         if isinstance(stmt, For) and stmt.kind.name in ("thread", "vector"):
             for other in statements(stmt.body):
                 if isinstance(other, For) and other.kind.name in ("pipeline", "teams"):
                     return other, f"{other.kind.name} in a loop of threads or lanes"
+                if isinstance(other, For) and other.kind.key == QUAD and quad(stmt) is None:
+                    return other, "four threads combine what each has of a row, number by number"
+    if found_relay is not None:
+        return _relay(kernel, found_relay)
+    if has_relay(kernel.body):
+        return loops[0], "pipelines that multiply twice share one resident tile, and stand at block level"
     if len(loops) > 1:
         return loops[1], "a second pipeline in a kernel"
     if not loops:
@@ -41,11 +54,28 @@ def broken(kernel: Kernel) -> Broken:
     found = pipeline(loops[0])
     if found is None:
         return loops[0], "a pipeline is tiles in shared memory, one fill of each, and one product of two of them"
-    strips = [outlet(loop) for loop in out]
-    for loop, one in zip(out, strips, strict=True):
-        if one is None:
-            return loop, "what takes results out is strips in shared memory, a thread loop that sets them, and one drain of each"
-    return _parts(kernel, found) or _outlets([one for one in strips if one is not None]) or _own(kernel, found) or _teams(kernel)
+    own: list[tuple[For, Collection[Buffer]]] = [(found.loop, found.tiles)]
+    return _parts(kernel, found) or _outlets(kernel) or _own(kernel, own) or _teams(kernel)
+
+
+def _relay(kernel: Kernel, found: Relay) -> Broken:
+    for each in (found.resident, *(f for t in found.turns for f in t.fills)):
+        if each.key != TMA or box(each) is None:
+            return each.loops[0], f"what fills {each.tile.name} is no box of a buffer"
+    if any(isinstance(s, For) and s.kind.name == "teams" for s in statements(kernel.body)):
+        return found.turns[0].loop, "teams that multiply twice"
+    own: list[tuple[For, Collection[Buffer]]] = [(t.loop, [f.tile for f in t.fills]) for t in found.turns]
+    for each in found.turns:
+        tiles = {id(f.tile) for f in each.fills} | {id(found.resident.tile)}
+        for stmt in statements(each.work):
+            if any(id(load.buffer) in tiles for load in _loads(stmt)):
+                return stmt, "a tile of a pipeline is read by threads"
+    fills = {id(s) for s in statements((found.resident.loops[0], *(t.first.loop for t in found.turns)))}
+    for stmt in statements(kernel.body):
+        touched = [load.buffer for load in _loads(stmt)] + ([stmt.buffer] if isinstance(stmt, Store) else [])
+        if id(stmt) not in fills and any(b is found.resident.tile for b in touched):
+            return stmt, f"{found.resident.tile.name} is the left factor of products alone"
+    return _outlets(kernel) or _own(kernel, own)
 
 
 def _parts(kernel: Kernel, found: Pipeline) -> Broken:
@@ -59,7 +89,13 @@ def _parts(kernel: Kernel, found: Pipeline) -> Broken:
     return None
 
 
-def _outlets(found: Sequence[Outlet]) -> Broken:
+def _outlets(kernel: Kernel) -> Broken:
+    found: list[Outlet] = []
+    for loop in outlets(kernel.body):
+        one = outlet(loop)
+        if one is None:
+            return loop, "what takes results out is strips in shared memory, a thread loop that sets them, and one drain of each"
+        found.append(one)
     for one in found:
         for each in one.drains:
             if drained(each) is None:
@@ -73,9 +109,9 @@ def _outlets(found: Sequence[Outlet]) -> Broken:
     return None
 
 
-def _own(kernel: Kernel, found: Pipeline) -> Broken:
-    """Whether somebody else touches a tile or a strip."""
-    ways: list[tuple[For, tuple[Buffer, ...]]] = [(found.loop, found.tiles)]
+def _own(kernel: Kernel, tiles: Sequence[tuple[For, Collection[Buffer]]]) -> Broken:
+    """Whether somebody else touches a tile or a strip; ``tiles``: by pipeline."""
+    ways = list(tiles)
     ways += [(one.loop, one.strips) for one in map(outlet, outlets(kernel.body)) if one is not None]
     for loop, buffers in ways:
         own, inside = {id(b) for b in buffers}, {id(s) for s in statements(loop.body)}

@@ -65,6 +65,7 @@ class Nest:
 
 
 Library = Callable[[Value, Value], str]
+Attends = Callable[[Value, Value, Value, Value | None, bool], str]
 
 
 class Builder:
@@ -82,6 +83,9 @@ class Builder:
 
     ``library``: why the product of two values is a call of ATen, "" for one that is to be a loop nest.  ``followed``: whether
     pointwise ops follow the node at hand.  ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
+
+    ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal) is a call of ATen, "" for a loop
+    nest.  ``node``: the name of the node at hand.
     """
 
     def __init__(
@@ -93,18 +97,21 @@ class Builder:
         library: Library | None = None,
         alone: bool = False,
         engine: bool = False,
+        attention: Attends | None = None,
     ) -> None:
         """``taken``: names that no temp may have."""
         self.choose_parts = choose_parts
         self.deterministic = deterministic
         self.atomic = atomic
         self.library = library or (lambda _x, _y: "")
+        self.attention = attention or (lambda *_: "")
         self.alone = alone
         self.engine = engine
         self.followed = False
         self.temps: list[Buffer] = []
         self.steps: list[Step] = []
         self.stem = ""
+        self.node = ""
         self.origin: tuple[str, ...] = ()
         self.offsets: dict[str, Index] = {}
         self.restrided: set[str] = set()
@@ -139,6 +146,10 @@ class Builder:
             unique = f"{name}_{count}"
         self._taken.add(unique)
         return unique
+
+    def needs(self, number: int) -> bool:
+        """Whether something uses result ``number`` of the node at hand."""
+        return (self.node, number) in self.used
 
     # ------------------------------------------------------------ memory
 

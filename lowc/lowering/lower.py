@@ -14,6 +14,7 @@ from lowc.ir.index import Index, Symbol, atoms, constant
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
 from lowc.ir.types import DType
 from lowc.lowering import choose_product, collectives
+from lowc.lowering.attention import lines_of
 from lowc.lowering.builder import Builder
 from lowc.lowering.matmul import copied_along
 from lowc.lowering.table import ACTIVATION, COPYING, POINTWISE, SIZES, TABLE
@@ -26,6 +27,7 @@ ELEMENTWISE = (POINTWISE.keys() | ACTIVATION.keys()) - ROWS_AT_ONCE
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 Env = dict[str, tuple[Any, ...]]
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
+Attends = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool], str]
 
 
 def lower(
@@ -35,6 +37,7 @@ def lower(
     *,
     alone: bool = False,
     library: Whose | None = None,
+    attention: Attends | None = None,
     target: Target | None = None,
 ) -> Module:
     """The module at level LOOPS that computes ``graph``: one kernel for each op, or an extern call with the reason.
@@ -42,7 +45,9 @@ def lower(
     The nodes named in ``forbid`` become extern calls whatever they are.  ``alone``: what has a loop nest that is slower than
     ATen has it nevertheless; there will be no ATen.  ``library``: on a GPU, why a product of tensors of a dtype and of two shapes
     is ATen's ("" for one of lowc's own), told also whether pointwise ops follow and whether both lie as the engine copies them;
-    all are ATen's if nothing is given.  ``target``: for what it shall be fast; None where that is all the same.
+    all are ATen's if nothing is given.  ``attention``: likewise why attention is ATen's, of a dtype and of queries, keys and
+    values of three shapes, told also whether there is a bias, whether it is causal, and whether all lie as the engine copies.
+    ``target``: for what it shall be fast; None where that is all the same.
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
     one that returns a window of an input at a place that only a call tells.
@@ -62,9 +67,16 @@ def lower(
         made = all(y.buffer is not entry for entry in inputs)
         return "" if choose_product.own(x, y, options, target, made) else "lowc's own with option matmul='own'"
 
+    def attends(q: Value, k: Value, v: Value, bias: Value | None, causal: bool) -> str:
+        if attention is None:
+            own = options is not None and options.attention == "own"
+            return "" if own else "a library's (lowc's own with option attention='own')"
+        in_lines = all(lines_of(x) for x in (q, k, v))
+        return attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines)
+
     inputs: list[Buffer | Symbol | None] = []
     engine = gpu and not alone and library is not None
-    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, library=whose, alone=alone, engine=engine)
+    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, library=whose, alone=alone, engine=engine, attention=attends)
     builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
     builder.used |= {(r.name, r.number) for r in _refs(graph.outputs)}
     metas = [i.meta for i in graph.inputs]
@@ -151,7 +163,7 @@ def _node(
         return node.outputs
     args = tuple(_resolve(a, env) for a in node.args)
     kwargs = {name: _resolve(a, env) for name, a in node.kwargs}
-    builder.stem = _stem(node.target)
+    builder.stem, builder.node = _stem(node.target), node.name
     builder.origin = (_origin(node),)
     if node.target == collective.WAIT:
         return (collectives.wait(builder, node.outputs[0], args[0]),)
@@ -214,6 +226,8 @@ def _call(
     if takes_many and len(results) != len(node.outputs):
         results = _spread(results, node.outputs)
     for value, meta in zip(results, node.outputs, strict=True):
+        if value is None:  # no tensor, or nothing uses it
+            continue
         if isinstance(meta, TensorMeta) and (value.shape != meta.shape or value.dtype != meta.dtype):
             raise LowcError(
                 f"lowering of {node.target} gave {value.dtype}{list(value.shape)}, not {meta.dtype}{list(meta.shape)}",
@@ -289,7 +303,8 @@ def _results(
             results.append(buffer)
             values.append(whole(buffer))
         else:
-            results.append(_as_symbol(meta))
+            symbol = _as_symbol(meta)  # a size that inputs tell is no news
+            results.append(None if symbol in builder.given else symbol)
             values.append(meta)
     return results, tuple(values)
 

@@ -9,6 +9,7 @@ from typing import Any
 from lowc.lowering import (
     activation,
     asserts,
+    attention,
     concat,
     convert,
     convolution,
@@ -412,6 +413,13 @@ MATMUL: dict[str, Callable[..., Any]] = {
     "aten.dot.default": matmul.dot,
 }
 
+ATTENTION: dict[str, Callable[..., Any]] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": attention.for_cpu,
+    "aten._scaled_dot_product_flash_attention.default": attention.flash,
+    "aten._scaled_dot_product_efficient_attention.default": attention.efficient,
+    "aten._scaled_dot_product_cudnn_attention.default": attention.cudnn,
+}
+
 TABLE: dict[str, Callable[..., Any]] = {
     **POINTWISE,
     **ACTIVATION,
@@ -421,6 +429,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     **INDEXING,
     **POOLING,
     **MATMUL,
+    **ATTENTION,
     **ASSERTS,
 }
 

@@ -11,10 +11,11 @@ from lowc.scheduler.grid import Grid, grid
 from lowc.scheduler.outward import Outward, outward
 from lowc.scheduler.pack import Pack, pack
 from lowc.scheduler.registers import Registers, registers
+from lowc.scheduler.relay import Relayed, relayed
 from lowc.scheduler.settle import Settle, settle
 from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
-Step = Primitive | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores
+Step = Primitive | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Relayed
 
 
 def apply(kernel: Kernel, step: Step) -> Kernel:
@@ -22,7 +23,7 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
     if isinstance(step, Ahead):
         return ahead(kernel, step)
     body = kernel.body
-    taken = names(body) | {p.name for p in kernel.params}
+    taken = names(body) | {p.name for p in (*kernel.params, *kernel.sizes)}
     if isinstance(step, Grid):
         body = at_loop(body, step.axes[0], lambda loop: grid(loop, step, taken))
     elif isinstance(step, Outward):
@@ -35,6 +36,8 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
         body = at_loop(body, step.axis, lambda loop: gather(loop, step, taken))
     elif isinstance(step, TensorCores):
         body = at_loop(body, step.axis, lambda loop: tensor_cores(loop, step, taken))
+    elif isinstance(step, Relayed):
+        body = at_loop(body, step.axis, lambda loop: relayed(loop, step, taken))
     elif isinstance(step, Settle):
         body = settle(body, step)
     elif isinstance(step, Dots):

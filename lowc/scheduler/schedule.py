@@ -10,12 +10,22 @@ from dataclasses import replace
 
 from lowc.errors import ScheduleError
 from lowc.ir.nodes import Kernel, Launch, Module, Step
+from lowc.ir.relays import has_relay
+from lowc.ir.walk import buffers, make_kernel
 from lowc.options import Options
-from lowc.scheduler import apply_simt, cascade, choose_contraction, choose_simt, choose_tensor_cores, contract
+from lowc.scheduler import (
+    apply_simt,
+    cascade,
+    choose_attention,
+    choose_contraction,
+    choose_simt,
+    choose_tensor_cores,
+    contract,
+)
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
 from lowc.scheduler.equal import share_kernels
-from lowc.scheduler.nest import expand_kernels, map_kernels
+from lowc.scheduler.nest import expand_kernels, map_kernels, prune
 from lowc.scheduler.rename import fresh
 from lowc.scheduler.versions import versions
 from lowc.target import Target
@@ -24,8 +34,10 @@ from lowc.target import Target
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with loops bound to cores and lanes, or to blocks and threads."""
     if target.kind == "nvptx":
-        return expand_kernels(
-            module, lambda kernel: _tensor_cores(kernel, target) or versions(kernel, lambda k: _simt(k, target))
+        return without_params(
+            expand_kernels(
+                module, lambda kernel: _tensor_cores(kernel, target) or versions(kernel, lambda k: _simt(k, target))
+            )
         )
 
     def each(kernel: Kernel) -> Kernel:
@@ -48,6 +60,22 @@ def with_params(module: Module) -> Module:
             step = replace(step, args=(*step.args, *new))
         steps.append(step)
     return replace(module, temps=tuple(temps), steps=tuple(steps))
+
+
+def without_params(module: Module) -> Module:
+    """``module`` with no param of a kernel, and no temp, that attention by tiles has no more use for."""
+    done: dict[int, Kernel] = {}
+    steps: list[Step] = []
+    for step in module.steps:
+        if isinstance(step, Launch) and has_relay(step.kernel.body):
+            used = {id(b) for b in buffers(step.kernel.body)}
+            kept = [n for n, p in enumerate(step.kernel.params) if id(p) in used]
+            if id(step.kernel) not in done:
+                params = [step.kernel.params[n] for n in kept]
+                done[id(step.kernel)] = make_kernel(step.kernel.name, step.kernel.body, params)
+            step = replace(step, kernel=done[id(step.kernel)], args=tuple([step.args[n] for n in kept]))
+        steps.append(step)
+    return prune(module, steps)
 
 
 def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:
@@ -75,7 +103,7 @@ def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None
 
 def _tensor_cores(kernel: Kernel, target: Target) -> tuple[Kernel, ...]:
     """``kernel`` by the first way of doing it on tensor cores that is legal; nothing if there is none."""
-    for step in choose_tensor_cores.choices(kernel, target):
+    for step in (*choose_tensor_cores.choices(kernel, target), *choose_attention.choices(kernel, target)):
         try:
             return (contract.apply(kernel, step),)
         except ScheduleError:

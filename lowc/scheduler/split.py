@@ -49,7 +49,7 @@ from lowc.ir.walk import (
     stores,
 )
 from lowc.options import Options
-from lowc.scheduler import choose_tensor_cores
+from lowc.scheduler import choose_attention, choose_tensor_cores
 from lowc.scheduler.apply_simt import conflict_of_threads, is_scan, sunk
 from lowc.scheduler.choose_simt import blocks_of_columns, is_column
 from lowc.scheduler.nest import chain, depends, estimate, iterations, nested, numel, one_loop
@@ -99,7 +99,8 @@ class _Splitter:
 
     def launches(self) -> list[Launch]:
         body = self.step.kernel.body
-        if choose_tensor_cores.contraction(self.step.kernel, self.target) is not None:
+        kernel, target = self.step.kernel, self.target
+        if choose_tensor_cores.contraction(kernel, target) is not None or choose_attention.choices(kernel, target):
             return [self.step]
         if _is_grid(body):
             self.grid(body[0])  # type: ignore[arg-type]

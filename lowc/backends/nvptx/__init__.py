@@ -12,9 +12,9 @@ from lowc.artifact import Artifact
 from lowc.backends.llvm.places import Located
 from lowc.backends.nvptx import assembler
 from lowc.backends.nvptx import module as _module
+from lowc.backends.nvptx.barriers import BOUNDED
 from lowc.backends.nvptx.detect import default, target
 from lowc.backends.nvptx.kernel import symbol
-from lowc.backends.nvptx.ring import BOUNDED
 from lowc.ir.nodes import Module
 from lowc.options import Options
 from lowc.target import Target

@@ -12,7 +12,7 @@ from lowc.backends.llvm.evaluation import evaluate_in_order
 from lowc.backends.llvm.types import constant as constant_text
 from lowc.backends.llvm.types import memory
 from lowc.backends.llvm.values import Val, binary, const, select
-from lowc.backends.nvptx import access, turns
+from lowc.backends.nvptx import access, relay, turns
 from lowc.backends.nvptx.combine import Exchange, across, barrier, linear, merge
 from lowc.backends.nvptx.operations import apply
 from lowc.backends.nvptx.plan import Plan, dimension, scans, updates
@@ -54,6 +54,7 @@ from lowc.ir.nodes import (
 )
 from lowc.ir.ops import FIRST_INDEX, identity
 from lowc.ir.outlets import outlets
+from lowc.ir.relays import quad
 from lowc.ir.tiles import is_outlet, pipelines
 from lowc.ir.types import DType, i64
 from lowc.ir.walk import statements
@@ -71,6 +72,7 @@ class Emitter:
     ``shared``: bytes of dynamic shared memory taken so far; ``dynamic``: whether shared allocs go there.  ``loops``: how many
     loops (in the code) are around.  ``covered``: ids of the thread loops that all threads take part in here.  ``pipeline``: emits
     a pipelined loop that multiplies, ``outlet`` one that takes results out.  ``unset``: arrays of sums that the pipeline sets.
+    ``resident``: emits a fill outside of pipelines, for who fills; ``placed``: shared memory that has a place already.
     ``step``: of a loop of teams: the first iteration and how many further the next is.
     """
 
@@ -87,7 +89,9 @@ class Emitter:
         self.shared = 0
         self.pipeline: Callable[[For], None] | None = None
         self.outlet: Callable[[For, Callable[[Stmt], None]], None] | None = None
+        self.resident: Callable[[For], None] | None = None
         self.unset: frozenset[str] = frozenset()
+        self.placed: frozenset[str] = frozenset()
         self.step: tuple[str, int] = ("0", 1)
         tiles = {id(s) for loop in (*pipelines(kernel.body), *outlets(kernel.body)) for s in loop.body}
         allocs = [s.buffer for s in statements(kernel.body) if isinstance(s, Alloc) and id(s) not in tiles]
@@ -133,7 +137,14 @@ class Emitter:
         elif isinstance(stmt, Barrier):
             barrier(self.t)
         elif isinstance(stmt, For) and stmt.kind.name == "thread":
-            self.thread_loop(stmt)
+            found = quad(stmt)
+            if found is not None:
+                relay.combine(self.t, found)
+            else:
+                self.thread_loop(stmt)
+        elif isinstance(stmt, For) and stmt.kind.name == "instr" and not self.t.open:
+            if self.resident is not None:
+                self.resident(stmt)
         elif isinstance(stmt, For) and is_outlet(stmt):
             if self.outlet is None:
                 raise CodegenError(f"results taken out over {stmt.axis} of a kernel without a ring")
@@ -286,7 +297,8 @@ class Emitter:
     def alloc(self, stmt: Alloc) -> None:
         buffer = stmt.buffer
         if buffer.space == "shared":
-            self.alloc_shared(stmt)
+            if buffer.name not in self.placed:
+                self.alloc_shared(stmt)
             return
         distributed = self.plan.distributed.get(buffer.name, 0)
         size = max(1, _size(buffer, distributed))

@@ -11,7 +11,8 @@ from lowc.backends.nvptx.multiply import uniform
 from lowc.backends.nvptx.operations import AMPERE
 from lowc.backends.nvptx.outlet import Outlets
 from lowc.backends.nvptx.plan import plan
-from lowc.backends.nvptx.ring import REGISTERS, Ring, part, ring, teams
+from lowc.backends.nvptx.relay import RelayRing, relay_ring
+from lowc.backends.nvptx.ring import Ring, part, ring, teams
 from lowc.backends.nvptx.thread import Memory, Thread, operand, sized
 from lowc.errors import CodegenError
 from lowc.ir.index import ONE, Index, upper_bound
@@ -52,7 +53,7 @@ def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
     maps: tuple[TensorMap, ...] = ()
     bound = f'"nvvm.maxntid"="{threads[0]},{threads[1]},1"'
     if rings:
-        made = ring(thread, kernel, rings[0])
+        made = relay_ring(thread, kernel) or ring(thread, kernel, rings[0])
         out = outlet.collect(thread, kernel, made.bytes, len(made.maps))
         emitter.shared, emitter.dynamic = -(-(out.start + several * out.size) // 16) * 16, True
         in_roles(emitter, made, out, body)
@@ -70,7 +71,7 @@ def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
     return Entry(name, grid, threads, emitter.shared, aligned, maps)
 
 
-def in_roles(emitter: Emitter, made: Ring, out: Outlets, body: tuple[Stmt, ...]) -> None:
+def in_roles(emitter: Emitter, made: Ring | RelayRing, out: Outlets, body: tuple[Stmt, ...]) -> None:
     """``body`` as the threads of the kernel do it, and beside them those who fill the ring."""
     t, b = emitter.t, emitter.b
     each, tid = t.threads["x"], t.tid["x"]
@@ -78,7 +79,9 @@ def in_roles(emitter: Emitter, made: Ring, out: Outlets, body: tuple[Stmt, ...])
     if t.threads["y"] != 1:
         raise CodegenError("threads in two dimensions around a pipeline")
     made.prepare(b.pure(f"icmp eq i32 {tid}, 0"))
-    registers = REGISTERS.get(made.groups * made.teams) if made.engine_only else None
+    registers = made.registers
+    if isinstance(made, RelayRing):
+        emitter.placed, made.emit = made.placed, emitter.body
 
     def take(number: int, word: str) -> None:
         if registers:
@@ -89,6 +92,7 @@ def in_roles(emitter: Emitter, made: Ring, out: Outlets, body: tuple[Stmt, ...])
         take(registers[0] if registers else 0, "dec")
         thread = b.pure(f"sub i32 {tid}, {count}")
         emitter.pipeline = lambda loop: made.fill(loop, thread, emitter.fresh)
+        emitter.resident = made.fill_resident if isinstance(made, RelayRing) else None
 
         def fill() -> list[str]:
             made.begin(1)
@@ -103,13 +107,13 @@ def in_roles(emitter: Emitter, made: Ring, out: Outlets, body: tuple[Stmt, ...])
     def multiplying() -> None:
         take(registers[1] if registers else 0, "inc")
         made.begin(0)
-        if made.teams > 1:
+        emitter.resident = None
+        if isinstance(made, Ring) and made.teams > 1:
             t.team = uniform(t, b.pure(f"lshr i32 {tid}, {each.bit_length() - 1}"))
             t.tid["x"] = b.pure(f"and i32 {tid}, {each - 1}")
             emitter.step = t.team, made.teams
             made.take_turns()
-        if made.sets:
-            emitter.unset = frozenset({made.found.product.sums.name})
+        emitter.unset = made.unset
         emitter.pipeline = lambda loop: made.multiply(loop, t.tid["x"])
         emitter.outlet = out.emit
         emitter.body(body)

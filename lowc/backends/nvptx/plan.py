@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from lowc.errors import CodegenError
 from lowc.ir.index import Axis, Index, Opaque, atoms, ix
 from lowc.ir.nodes import Acc, Alloc, Barrier, Expr, For, If, Kernel, Let, Load, Stmt, Store, Update, Var
+from lowc.ir.relays import exchanges, has_relay
 from lowc.ir.scan import outer_updates, running, walk_in_order
+from lowc.ir.tiles import GROUP
 from lowc.ir.walk import exprs, indices, parts, statements
 
 MAX_THREADS = 1024
@@ -41,7 +43,10 @@ class Plan:
 
 @dataclass(slots=True)
 class _Walk:
+    """``exchanging``: in an instruction by which threads read what others hold, which is no access to memory of their own."""
+
     plan: Plan
+    exchanging: bool = False
     declared: dict[str, Dims] = field(default_factory=dict[str, Dims])
     axes: dict[str, str] = field(default_factory=dict[str, str])
     locals: dict[str, list[tuple[Index, ...]]] = field(default_factory=dict[str, list[tuple[Index, ...]]])
@@ -53,7 +58,8 @@ def plan(kernel: Kernel) -> Plan:
     for loop in statements(kernel.body):
         if isinstance(loop, For) and loop.kind.name == "thread":
             d, width = dimension(loop), loop.kind.width
-            if d not in found.threads or width < 1 or width & (width - 1):
+            even = width > 0 and not width & (width - 1)
+            if d not in found.threads or not (even or (width > 0 and width % GROUP == 0 and has_relay(kernel.body))):
                 raise CodegenError(
                     f"thread({width}, {d}): threads are counted in powers of two, along x or y"
                 )
@@ -68,6 +74,8 @@ def plan(kernel: Kernel) -> Plan:
         _distribute(walk, name, places)
     used = frozenset(d for d, n in found.threads.items() if n > 1)
     found.over = {name: dims & used for name, dims in found.over.items()}
+    if any(n & (n - 1) for n in found.threads.values()) and any(found.over.values()):
+        raise CodegenError("accumulators are combined across threads that are no power of two")
     _scans(found, kernel)
     _mark(found, kernel.body)
     return found
@@ -75,7 +83,7 @@ def plan(kernel: Kernel) -> Plan:
 
 def _visit(w: _Walk, body: Sequence[Stmt], dims: Dims) -> None:
     for stmt in body:
-        for expr in exprs(stmt):
+        for expr in () if w.exchanging else exprs(stmt):
             for part in parts(expr):
                 if isinstance(part, Load) and part.buffer.space == "local":
                     w.locals[part.buffer.name].append(part.index)
@@ -103,7 +111,9 @@ def _visit(w: _Walk, body: Sequence[Stmt], dims: Dims) -> None:
                 w.plan.varying.add(stmt.axis.name)
                 if inner == dims:
                     raise CodegenError(f"thread loops of {dimension(stmt)} in one another")
+            exchanging, w.exchanging = w.exchanging, w.exchanging or (stmt.kind.name == "thread" and exchanges(stmt))
             _visit(w, stmt.body, inner)
+            w.exchanging = exchanging
         elif isinstance(stmt, If):
             _visit(w, stmt.body, dims)
 

@@ -19,11 +19,12 @@ says nothing about stages that are further ahead than one round of the ring.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from lowc.artifact import TensorMap
-from lowc.backends.nvptx import copies, multiply
+from lowc.backends.nvptx import barriers, copies, multiply
+from lowc.backends.nvptx.barriers import SHARED
 from lowc.backends.nvptx.thread import Thread, Vals, operand, plus, sized
 from lowc.errors import CodegenError
 from lowc.ir import tiles
@@ -32,10 +33,7 @@ from lowc.ir.nodes import SERIAL, Alloc, Buffer, Expr, For, If, Kernel, Let, Loa
 from lowc.ir.tiles import GROUP, Pipeline
 from lowc.ir.walk import exprs, parts, statements
 
-SHARED = "@lowc_shared"
 ALIGNMENT = 1024  # of tiles: the pattern of the swizzle repeats there
-BOUNDED = "bounded"
-PATIENCE = 1 << 22  # tries, each of some time that the hardware chooses, after which a wait that is bounded gives up
 REGISTERS = {2: (40, 232)}  # of those who fill and those who multiply, by groups of the latter; shares of 64 K
 
 
@@ -58,8 +56,7 @@ class Ring:
     teams: int
     maps: list[TensorMap]
     sets: bool
-    stage: str = ""
-    phase: str = ""
+    place: barriers.Place = field(init=False)
 
     @property
     def stages(self) -> int:
@@ -71,6 +68,16 @@ class Ring:
         return self.stages * self.size + 16 * self.stages
 
     @property
+    def unset(self) -> frozenset[str]:
+        """Arrays of sums that the first product sets."""
+        return frozenset({self.found.product.sums.name} if self.sets else ())
+
+    @property
+    def registers(self) -> tuple[int, int] | None:
+        """Of those who fill and those who multiply."""
+        return REGISTERS.get(self.groups * self.teams) if self.engine_only else None
+
+    @property
     def engine_only(self) -> bool:
         return all(f.key == tiles.TMA for f in self.found.fills)
 
@@ -78,85 +85,35 @@ class Ring:
 
     def barrier(self, number: str, empty: bool) -> str:
         """The pointer to a stage's barrier."""
-        base = self.stages * (self.size + (8 if empty else 0))
-        at = self.t.b.pure(f"getelementptr i8, ptr addrspace(3) {SHARED}, i32 {base}")
-        return self.t.b.pure(f"getelementptr i64, ptr addrspace(3) {at}, i32 {number}")
+        return barriers.pointer(self.t, self.stages * (self.size + (8 if empty else 0)), number)
 
     def prepare(self, first: str) -> None:
         """Thread ``first`` (a condition) sets up the barriers; all wait for it."""
-        b = self.t.b
-        b.module.declare("llvm.nvvm.mbarrier.init.shared", "void", "ptr addrspace(3), i32")
-        b.module.declare("llvm.nvvm.fence.mbarrier_init.release.cluster", "void", "")
-        b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.all", "void", "i32")
         filling = 1 if self.engine_only else GROUP
 
         def init() -> list[str]:
             for stage in range(self.stages):
                 for empty, count in ((False, filling), (True, self.groups)):
-                    at = self.barrier(str(stage), empty)
-                    b.line(f"call void @llvm.nvvm.mbarrier.init.shared(ptr addrspace(3) {at}, i32 {count})")
-            b.line("call void @llvm.nvvm.fence.mbarrier_init.release.cluster()")
+                    barriers.init(self.t, self.barrier(str(stage), empty), count)
+            barriers.settle(self.t)
             return []
 
-        b.branch(first, [], init)
-        b.line("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
-
-    def wait(self, barrier: str, phase: str) -> None:
-        """Until the barrier has left ``phase``."""
-        b = self.t.b
-        if BOUNDED in self.t.ops:
-            text = (
-                "{ .reg .pred done, late; .reg .b32 tries; mov.b32 tries, 0; AGAIN${:uid}: "
-                "mbarrier.try_wait.parity.shared.b64 done, [$0], $1; @done bra DONE${:uid}; add.u32 tries, tries, 1; "
-                f"setp.gt.u32 late, tries, {PATIENCE}; @late trap; bra AGAIN${{:uid}}; DONE${{:uid}}: }}"
-            )
-            at = b.pure(f"ptrtoint ptr addrspace(3) {barrier} to i32")
-            b.line(f'call void asm sideeffect "{text}", "r,r,~{{memory}}"(i32 {at}, i32 {phase}) convergent nounwind')
-            return
-        name = "llvm.nvvm.mbarrier.try.wait.parity.scope.cta.space.cta"
-        b.module.declare(name, "i1", "ptr addrspace(3), i32")
-        b.until(lambda: b.op(f"call i1 @{name}(ptr addrspace(3) {barrier}, i32 {phase})"))
-
-    def arrive(self, barrier: str) -> None:
-        name = "llvm.nvvm.mbarrier.arrive.scope.cta.space.cta"
-        self.t.b.module.declare(name, "i64", "ptr addrspace(3), i32")
-        self.t.b.op(f"call i64 @{name}(ptr addrspace(3) {barrier}, i32 1)")
-
-    def expect(self, barrier: str, size: int) -> None:
-        """Arrives, and has the barrier wait for ``size`` bytes of copies."""
-        name = "llvm.nvvm.mbarrier.arrive.expect.tx.scope.cta.space.cta"
-        self.t.b.module.declare(name, "i64", "ptr addrspace(3), i32")
-        self.t.b.op(f"call i64 @{name}(ptr addrspace(3) {barrier}, i32 {size})")
+        self.t.b.branch(first, [], init)
+        barriers.all_meet(self.t)
 
     # ------------------------------------------------------------ stages
 
     def begin(self, phase: int) -> None:
         """Stage 0, and the phase to be waited for there."""
-        b = self.t.b
-        self.stage, self.phase = b.alloca("i32", 4), b.alloca("i32", 4)
-        b.line(f"store i32 0, ptr {self.stage}")
-        b.line(f"store i32 {phase}, ptr {self.phase}")
-
-    def now(self) -> tuple[str, str]:
-        """The stage and the phase."""
-        return self.t.b.op(f"load i32, ptr {self.stage}"), self.t.b.op(f"load i32, ptr {self.phase}")
-
-    def advance(self, stage: str, phase: str) -> None:
-        b = self.t.b
-        following = b.op(f"add i32 {stage}, 1")
-        last = b.op(f"icmp eq i32 {following}, {self.stages}")
-        b.line(f"store i32 {b.op(f'select i1 {last}, i32 0, i32 {following}')}, ptr {self.stage}")
-        turned = b.op(f"zext i1 {last} to i32")
-        b.line(f"store i32 {b.op(f'xor i32 {phase}, {turned}')}, ptr {self.phase}")
+        self.place = barriers.place(self.t, self.stages, phase)
 
     def skip(self, count: str) -> None:
         """Passes over ``count`` (i32) stages."""
         b = self.t.b
-        stage, phase = self.now()
+        stage, phase = self.place.now()
         further = b.op(f"add i32 {stage}, {count}")
-        b.line(f"store i32 {b.op(f'urem i32 {further}, {self.stages}')}, ptr {self.stage}")
         turned = b.op(f"and i32 {b.op(f'udiv i32 {further}, {self.stages}')}, 1")
-        b.line(f"store i32 {b.op(f'xor i32 {phase}, {turned}')}, ptr {self.phase}")
+        self.place.put(b.op(f"urem i32 {further}, {self.stages}"), b.op(f"xor i32 {phase}, {turned}"))
 
     def turn_of(self, next_: bool) -> tuple[str, str]:
         """The barrier at which a team waits for its turn, of this team or of the next; how many threads come to it."""
@@ -201,7 +158,7 @@ class Ring:
         expected = sum(_bytes(f.tile) for f in self.found.fills if f.key == tiles.TMA)
 
         def copy_by_engine(full: str, base: str) -> None:
-            self.expect(full, expected)
+            barriers.expect(t, full, expected)
             number = 0
             for each in self.found.fills:
                 if each.key == tiles.TMA:
@@ -210,9 +167,9 @@ class Ring:
 
         def turn(index: str, _: list[str]) -> Sequence[str]:
             t.axes[loop.axis.name] = (index, bits)
-            stage, phase = self.now()
+            stage, phase = self.place.now()
             full = self.barrier(stage, False)
-            self.wait(self.barrier(stage, True), phase)
+            barriers.wait(t, self.barrier(stage, True), phase)
             base = self.base(stage)
             if self.engine_only:
                 copy_by_engine(full, base)
@@ -226,10 +183,10 @@ class Ring:
                 b.line("call void @llvm.nvvm.fence.proxy.async.shared_cta()")
                 if expected:  # whoever has told what to expect has arrived by that
                     others = b.pure(f"xor i1 {first}, true")
-                    b.branch(others, [], lambda: _none(lambda: self.arrive(full)))
+                    b.branch(others, [], lambda: _none(lambda: barriers.arrive(t, full)))
                 else:
-                    self.arrive(full)
-            self.advance(stage, phase)
+                    barriers.arrive(t, full)
+            self.place.advance(stage, phase)
             return ()
 
         end, bits = operand(t, loop.axis.extent)
@@ -249,11 +206,11 @@ class Ring:
         b.line(f"store i32 0, ptr {before}")
 
         def release() -> None:
-            self.arrive(self.barrier(b.op(f"load i32, ptr {before}"), True))
+            barriers.arrive(t, self.barrier(b.op(f"load i32, ptr {before}"), True))
 
         def turn(index: str, _: list[str]) -> Sequence[str]:
-            stage, phase = self.now()
-            self.wait(self.barrier(stage, False), phase)
+            stage, phase = self.place.now()
+            barriers.wait(t, self.barrier(stage, False), phase)
             at = b.op(f"add i32 {shared}, {self.base(stage)}")
             left = b.op(f"add i32 {at}, {self.offsets[found.left.name]}")
             right = b.op(f"add i32 {at}, {self.offsets[found.right.name]}")
@@ -261,7 +218,7 @@ class Ring:
             later = b.op(f"and i1 {first}, {b.op(f'icmp ne i{bits} {index}, 0')}")
             b.branch(later, [], lambda: _none(release))
             b.line(f"store i32 {stage}, ptr {before}")
-            self.advance(stage, phase)
+            self.place.advance(stage, phase)
             return ()
 
         if self.teams > 1:
@@ -323,7 +280,7 @@ def part(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
             if any(isinstance(p, Load) and p.buffer.space != "global" for e in exprs(stmt) for p in parts(e)):
                 raise CodegenError(f"{stmt.var.name}, which leads to a pipeline, is read from memory of the block")
             out.append(stmt)
-        elif isinstance(stmt, For) and stmt.kind.name == "pipeline":
+        elif isinstance(stmt, For) and stmt.kind.name in ("pipeline", "instr"):
             if not tiles.is_outlet(stmt):
                 out.append(stmt)
         elif isinstance(stmt, For) and tiles.pipelines(stmt.body):

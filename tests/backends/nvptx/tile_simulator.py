@@ -18,6 +18,7 @@ from lowc.backends.llvm import toolchain
 from lowc.ir.index import evaluate
 from lowc.ir.nodes import Kernel
 from lowc.ir.types import DTYPES
+from tests.backends.nvptx.relay_simulator import Products, started
 
 PATIENCE = 100.0  # seconds, on a machine that others use
 NARROW = {
@@ -45,7 +46,7 @@ class Barrier:
             self.phase, self.missing = self.phase + 1, self.count
 
 
-class Machine:
+class Machine(Products):
     """What the threads of a block share."""
 
     barriers: dict[int, Barrier]
@@ -65,7 +66,7 @@ class Machine:
         self.failed: list[BaseException] = []
 
     def begin(self, number: int) -> None:
-        self.number, self.barriers, self.named, self.snapshots = number, {}, {}, {}
+        self.number, self.barriers, self.named, self.snapshots, self.held_words = number, {}, {}, {}, {}
 
     def found(self, base: int, size: int) -> None:
         self.base = base
@@ -103,6 +104,15 @@ class Machine:
         found = self.words[me // 32 * 32 + source]
         self.warps[me // 32].wait(PATIENCE)
         return found
+
+    def swap(self, value: float, other: int) -> float:
+        """Of the lane whose number differs in ``other``."""
+        raw = int(np.float32(value).view(np.int32))
+        found = self.shuffle(raw, self.local.thread % 32 ^ other)
+        return float(np.array([found], np.int64).astype(np.int32).view(np.float32)[0])
+
+    def narrow(self, kind: str, raw: Any) -> Any:
+        return NARROW[kind](raw)
 
     def init(self, at: int, count: int) -> None:
         self.barriers[at] = Barrier(count)
@@ -253,12 +263,28 @@ class Machine:
         return NARROW[kind](raw)
 
 
+def unpacked(name: str, type_: str) -> list[str]:
+    """LLVM lines that make ``name`` the struct of what is in memory at ``name``.p0 and on."""
+    lines: list[str] = []
+    before, count = "undef", type_.count("float")
+    for n in range(count):
+        after = name if n == count - 1 else f"{name}.r{n}"
+        lines.append(f"{name}.l{n} = load float, ptr {name}.p{n}")
+        lines.append(f"{after} = insertvalue {type_} {before}, float {name}.l{n}, {n}")
+        before = after
+    return lines
+
+
 def translated(text: str, shared: int) -> tuple[str, list[str]]:
     """The module for the CPU, and the assembly of each multiplication."""
     texts: list[str] = []
 
     def through(found: "re.Match[str]") -> str:
         name, type_, asm, given = found.groups()
+        if apart:
+            lines = started(name, type_, asm, given.split(", "), len(texts))
+            texts.append(asm)
+            return "\n  ".join(lines + unpacked(name, type_))
         count, args = type_.count("float"), given.split(", ")
         lines = [f"{name}.a = alloca [{count} x float]"]
         for n, value in enumerate(args[:count]):
@@ -270,14 +296,9 @@ def translated(text: str, shared: int) -> tuple[str, list[str]]:
         else:
             lines.append(f"call void @sim_finish(i32 {len(texts)}, ptr {name}.a)")
         texts.append(asm)
-        before = "undef"
-        for n in range(count):
-            after = name if n == count - 1 else f"{name}.r{n}"
-            lines.append(f"{name}.l{n} = load float, ptr {name}.p{n}")
-            lines.append(f"{after} = insertvalue {type_} {before}, float {name}.l{n}, {n}")
-            before = after
-        return "\n  ".join(lines)
+        return "\n  ".join(lines + unpacked(name, type_))
 
+    apart = any("mma_async" in m[3] and "wait_group" not in m[3] for m in ASM.finditer(text))
     text = ASM.sub(through, text)
     text = re.sub(r'call i32 asm "mov\.b32 \$0, (\d+);", "=r"\(\)', r"add i32 \1, 0", text)
     text = re.sub(r"addrspacecast ptr addrspace\(3\) (%\S+) to ptr addrspace\(7\)", r"getelementptr i8, ptr \1, i32 0", text)
@@ -291,6 +312,8 @@ def translated(text: str, shared: int) -> tuple[str, list[str]]:
         "read.ptx.sreg.tid.x": "tid",
         "read.ptx.sreg.ctaid.x": "block",
         "shfl.sync.idx.i32": "shuffle",
+        "shfl.sync.bfly.f32": "swap",
+        "ex2.approx.ftz.f": "ex2",
         "barrier.cta.sync.aligned.count": "sync",
         "barrier.cta.arrive.aligned.count": "come",
         "barrier.cta.sync.aligned.all": "all",
@@ -314,7 +337,8 @@ def translated(text: str, shared: int) -> tuple[str, list[str]]:
         if not (line.startswith("declare") and line in declared):
             declared.append(line)
     extra = "declare void @sim_found(ptr, i32)\ndeclare void @sim_multiply(i32, ptr, i64, i64, i32)\n"
-    extra += "declare void @sim_finish(i32, ptr)\n"
+    extra += "declare void @sim_finish(i32, ptr)\ndeclare void @sim_wait(i32, ptr, i32)\n"
+    extra += "declare void @sim_start(i32, ptr, i32, ptr, i32, i64, i64)\n"
     return extra + "\n".join(declared), texts
 
 
@@ -326,7 +350,7 @@ def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], si
     threads = entry.threads[0]
     m = Machine(threads, entry.maps, texts)
     m.sizes, m.params = sizes, [memory[p.name] for p in kernel.params]
-    word, wide, place = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+    word, wide, place, number = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
     def guarded(function: Any, otherwise: Any = None) -> Any:
         def call(*args: Any) -> Any:
@@ -348,6 +372,10 @@ def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], si
         "sim_tid": made(word, [], lambda: m.local.thread, 0),
         "sim_block": made(word, [], lambda: m.number, 0),
         "sim_shuffle": made(word, [word] * 4, lambda mask, value, source, clamp: m.shuffle(value, source), 0),
+        "sim_swap": made(number, [word, number, word, word], lambda mask, value, other, clamp: m.swap(value, other), 0.0),
+        "sim_ex2": made(number, [number], lambda x: float(np.exp2(np.float32(x))), 0.0),
+        "sim_start": made(None, [word, place, word, place, word, wide, wide], m.start),
+        "sim_wait": made(None, [word, place, word], m.wait),
         "sim_init": made(None, [place, word], m.init),
         "sim_sync": made(None, [word, word], lambda n, count: m.meet(n, count, True)),
         "sim_come": made(None, [word, word], lambda n, count: m.meet(n, count, False)),
@@ -381,6 +409,7 @@ def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], si
     function = ctypes.CFUNCTYPE(None, *[wide] * len(args))(library.address(entry.symbol))
 
     def thread(number: int) -> None:
+        m.local.queue, m.local.done, m.local.begun = [], {}, 0
         m.local.thread, m.local.stores, m.local.groups, m.local.pending, m.local.steps = number, [], [], None, 0
         function(*args)
 

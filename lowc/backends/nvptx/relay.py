@@ -1,0 +1,368 @@
+"""Pipelines that multiply twice (``ir/relays.py``): one thread has the engine fill two rings of tiles, the others multiply.
+
+The second product of a turn waits until the next turn has begun its first one, so that tensor cores multiply while threads make
+weights of scores:
+
+    wait for k 0; scores = q @ k 0; work
+    each further turn j:
+      wait for k j, begin scores = q @ k j; wait for v j-1, begin total += held @ v j-1
+      until the first is done; say that k j is empty; the work that touches neither ``held`` nor ``total``
+      until the second is done; say that v j-1 is empty; the rest of the work
+    wait for the last v; total += held @ v
+
+What the turns compute is the same as one after the other: only the order of what does not touch is another.  Tiles of k and v
+have barriers of their own, since k is done with a turn earlier.  Scores are made and read within a turn: ptxas would serialise
+all products if registers that it fills were read in the turn after (C7514).
+
+    shared memory: [resident tile] [k: each stage] [v: each stage] [full: 1 of the resident tile, k's, v's] [empty: k's, v's]
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from lowc.artifact import TensorMap
+from lowc.backends.llvm.values import Val
+from lowc.backends.nvptx import barriers, copies
+from lowc.backends.nvptx.barriers import SHARED
+from lowc.backends.nvptx.combine import merge, shuffled
+from lowc.backends.nvptx.multiply import ADDRESS, ROWS_BYTES, STEP, SWIZZLED, UNIT, uniform
+from lowc.backends.nvptx.thread import Thread, Vals, operand, plus
+from lowc.errors import CodegenError
+from lowc.ir import relays, tiles
+from lowc.ir.index import constant
+from lowc.ir.nodes import Buffer, Expr, For, Kernel, Load, Stmt, Store
+from lowc.ir.relays import HeldProduct, Quad, Turns
+from lowc.ir.tiles import GROUP, SPAN, Fill, TileProduct
+from lowc.ir.walk import exprs, parts, statements
+
+ALIGNMENT = 1024  # of tiles: the pattern of the swizzle repeats there
+REGISTERS = {2: (24, 240), 3: (32, 160)}  # of who fills and who multiply, by groups of the latter; shares of 64 K
+ATOM = SPAN * 2 >> 4  # a row of a tile, in a descriptor's measure
+
+
+@dataclass(slots=True)
+class RelayRing:
+    """Of one kernel.  ``sizes``: of the resident tile, and of a stage of each ring, in bytes; ``groups``: of 128 threads;
+    ``maps``: of fills, ``numbers`` by the fill.  ``emit``: emits statements of the work."""
+
+    t: Thread
+    found: relays.Relay
+    sizes: tuple[int, int, int]
+    groups: int
+    maps: list[TensorMap]
+    numbers: dict[int, int]
+    teams: int = 1
+    engine_only: bool = True
+    emit: Callable[[Sequence[Stmt]], None] = field(init=False)
+    place: barriers.Place = field(init=False)
+    before: barriers.Place = field(init=False)
+
+    @property
+    def stages(self) -> int:
+        return self.found.turns[0].loop.kind.width
+
+    @property
+    def tiles(self) -> int:
+        """Bytes of all tiles; the barriers are behind them."""
+        return self.sizes[0] + self.stages * (self.sizes[1] + self.sizes[2])
+
+    @property
+    def bytes(self) -> int:
+        """Of shared memory."""
+        return self.tiles + 8 * (1 + 4 * self.stages)
+
+    @property
+    def unset(self) -> frozenset[str]:
+        """Arrays of sums that the first products set."""
+        return frozenset(each.first.sums.name for each in self.found.turns)
+
+    @property
+    def registers(self) -> tuple[int, int] | None:
+        return REGISTERS.get(self.groups)
+
+    @property
+    def placed(self) -> frozenset[str]:
+        """Tiles in memory of the ring's."""
+        return frozenset({self.found.resident.tile.name})
+
+    # ------------------------------------------------------------ barriers
+
+    def full(self, ring: int, stage: str) -> str:
+        """Of ring 0 (k) or 1 (v)."""
+        return barriers.pointer(self.t, self.tiles + 8 * (1 + ring * self.stages), stage)
+
+    def empty(self, ring: int, stage: str) -> str:
+        return barriers.pointer(self.t, self.tiles + 8 * (1 + (2 + ring) * self.stages), stage)
+
+    def there(self) -> str:
+        """Of the resident tile."""
+        return barriers.pointer(self.t, self.tiles, "0")
+
+    def prepare(self, first: str) -> None:
+        """Thread ``first`` (a condition) sets up the barriers; all wait for it."""
+
+        def init() -> list[str]:
+            barriers.init(self.t, self.there(), 1)
+            for ring in (0, 1):
+                for stage in range(self.stages):
+                    barriers.init(self.t, self.full(ring, str(stage)), 1)
+                    barriers.init(self.t, self.empty(ring, str(stage)), self.groups)
+            barriers.settle(self.t)
+            return []
+
+        self.t.b.branch(first, [], init)
+        barriers.all_meet(self.t)
+
+    def begin(self, phase: int) -> None:
+        self.place = barriers.place(self.t, self.stages, phase)
+
+    def offset(self, ring: int, stage: str) -> str:
+        """Where a stage of a ring is, in bytes."""
+        b = self.t.b
+        start = self.sizes[0] + (self.stages * self.sizes[1] if ring else 0)
+        return plus(b, b.op(f"mul i32 {stage}, {self.sizes[1 + ring]}"), str(start), 32)
+
+    # ------------------------------------------------------------ who fill
+
+    def fill_resident(self, _: For) -> None:
+        self.copy(self.found.resident, "0", self.there())
+
+    def copy(self, fill: Fill, offset: str, full: str) -> None:
+        barriers.expect(self.t, full, _bytes(fill.tile))
+        copies.by_engine(self.t, fill, f"%m{self.numbers[id(fill)]}", offset, full)
+
+    def fill(self, loop: For, thread: str, evaluate: Callable[[Expr], Vals]) -> None:
+        """A pipeline as the thread that fills has it."""
+        b, t = self.t.b, self.t
+        found = self.turns(loop)
+
+        def turn(index: str, _: list[str]) -> Sequence[str]:
+            t.axes[loop.axis.name] = (index, bits)
+            stage, phase = self.place.now()
+            for ring, fill in enumerate(found.fills):
+                barriers.wait(t, self.empty(ring, stage), phase)
+                self.copy(fill, self.offset(ring, stage), self.full(ring, stage))
+            self.place.advance(stage, phase)
+            return ()
+
+        end, bits = operand(t, loop.axis.extent)
+        b.loop("0", end, 1, [], turn, (t.range(loop.axis.extent)[0] or 0) >= 1, f"i{bits}")
+
+    def turns(self, loop: For) -> Turns:
+        return next(each for each in self.found.turns if each.loop is loop)
+
+    # ------------------------------------------------------------ who multiply
+
+    def multiply(self, loop: For, thread: str) -> None:
+        """A pipeline as those who multiply have it."""
+        b, t, found = self.t.b, self.t, self.turns(loop)
+        first = b.pure(f"icmp eq i32 {b.pure(f'and i32 {thread}, {GROUP - 1}')}, 0")
+        group = uniform(t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
+        shared = b.pure(f"ptrtoint ptr addrspace(3) {SHARED} to i32")
+        rows = b.pure(f"add i32 {shared}, {b.pure(f'mul i32 {group}, {ROWS_BYTES}')}")
+        early, late = _halves(found)
+
+        def release(ring: int, stage: str) -> None:
+            def then() -> list[str]:
+                barriers.arrive(t, self.empty(ring, stage))
+                return []
+
+            b.branch(first, [], then)
+
+        def at(ring: int, stage: str) -> str:
+            return b.op(f"add i32 {shared}, {self.offset(ring, stage)}")
+
+        def scores(stage: str, phase: str) -> None:
+            self.emit(found.local)
+            barriers.wait(t, self.full(0, stage), phase)
+            _start_scores(t, found.first, rows, at(0, stage), t.memory[found.first.sums.name].pointers[0])
+
+        def mix(stage: str, phase: str) -> None:
+            barriers.wait(t, self.full(1, stage), phase)
+            _start_mix(t, found.second, at(1, stage))
+
+        sums = lambda: (t.memory[found.first.sums.name].pointers[0], found.first.columns // 2)  # noqa: E731
+        mixed = (t.memory[found.second.sums.name].pointers[0], found.second.columns // 2)
+
+        def remember(stage: str, phase: str) -> None:
+            self.before.put(stage, phase)
+            self.place.advance(stage, phase)
+
+        if loop is self.found.turns[0].loop:
+            if (t.range(loop.axis.extent)[0] or 0) < 1:
+                raise CodegenError(f"the pipeline {loop.axis} may have no turn")
+            self.before = barriers.place(t, self.stages, 0)
+            barriers.wait(t, self.there(), "0")
+            t.axes[loop.axis.name] = 0
+            stage, phase = self.place.now()
+            scores(stage, phase)
+            _wait(t, 0, [sums()])
+            release(0, stage)
+            self.emit(early)
+            self.emit(late)
+            remember(stage, phase)
+
+        def turn(index: str, _: list[str]) -> Sequence[str]:
+            t.axes[loop.axis.name] = (index, bits)
+            stage, phase = self.place.now()
+            last, last_phase = self.before.now()
+            scores(stage, phase)
+            mix(last, last_phase)
+            _wait(t, 1, [sums()])
+            release(0, stage)
+            self.emit(early)
+            _wait(t, 0, [mixed, sums()])  # the scores as well: what was made of them is made before
+            release(1, last)
+            self.emit(late)
+            remember(stage, phase)
+            return ()
+
+        end, bits = operand(t, loop.axis.extent)
+        start = "1" if loop is self.found.turns[0].loop else "0"
+        if (constant(loop.axis.extent) or 2) > int(start):
+            b.loop(start, end, 1, [], turn, False, f"i{bits}")
+        if loop is self.found.turns[-1].loop:
+            last, last_phase = self.before.now()
+            mix(last, last_phase)
+            _wait(t, 0, [mixed])
+            release(1, last)
+
+
+def _halves(found: Turns) -> tuple[list[Stmt], list[Stmt]]:
+    """The work up to what touches what the second product reads or adds to, and the rest."""
+    touched = (found.second.held, found.second.sums)
+    for number, stmt in enumerate(found.work):
+        for inside in statements((stmt,)):
+            loaded = [p.buffer for e in exprs(inside) for p in parts(e) if isinstance(p, Load)]
+            if isinstance(inside, Store):
+                loaded.append(inside.buffer)
+            if any(b is other for b in loaded for other in touched):
+                return list(found.work[:number]), list(found.work[number:])
+    return list(found.work), []
+
+
+# ---------------------------------------------------------------- products
+
+
+def _start_scores(t: Thread, found: TileProduct, left: str, right: str, sums: str) -> None:
+    """Starts a product of two tiles, which sets the sums."""
+    count = found.columns // 2
+    kind = found.left.dtype.name
+    registers = ",".join(f"${n}" for n in range(count))
+    shape = f"m64n{found.columns}k{STEP}.f32.{kind}.{kind}"
+    lines = [f"{{ .reg .b64 a, b; wgmma.fence.sync.aligned; mov.b64 a, ${count}; mov.b64 b, ${count + 1};"]
+    for n in range(found.depth // STEP):
+        if n:
+            atom = n * STEP % SPAN == 0  # the next 64 of the depth are behind all rows
+            steps = [rows * ATOM - (SPAN - STEP) * 2 // 16 if atom else STEP * 2 // 16 for rows in (found.rows, found.columns)]
+            lines.append(f"add.s64 a, a, {steps[0]}; add.s64 b, b, {steps[1]};")
+        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, a, b, {int(n > 0)}, 1, 1, 0, 0;")
+    lines.append("wgmma.commit_group.sync.aligned; }")
+    args = f"i64 {_descriptor(t, left, 1)}, i64 {_descriptor(t, right, 1)}"
+    type_ = "{" + ",".join(["float"] * count) + "}"
+    asm = f'asm sideeffect "{" ".join(lines)}", "{",".join(["=f"] * count)},l,l,~{{memory}}"'
+    _keep(t, t.b.op(f"call {type_} {asm}({args}) convergent nounwind"), type_, [(sums, count)])
+
+
+def _start_mix(t: Thread, found: HeldProduct, right: str) -> None:
+    """Starts a product of what threads hold and a tile, added to the sums."""
+    b = t.b
+    sums, held = t.memory[found.sums.name].pointers[0], t.memory[found.held.name].pointers[0]
+    count, words = found.columns // 2, found.depth // 4
+    kind = found.held.dtype.name
+    registers = ",".join(f"${n}" for n in range(count))
+    shape = f"m64n{found.columns}k{STEP}.f32.{kind}.{kind}"
+    lines = [f"{{ .reg .b64 b; wgmma.fence.sync.aligned; mov.b64 b, ${2 * count + words};"]
+    for n in range(found.depth // STEP):
+        if n:
+            lines.append(f"add.s64 b, b, {STEP * ATOM};")
+        left = ",".join(f"${2 * count + 4 * n + q}" for q in range(4))
+        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {{{left}}}, b, 1, 1, 1, 1;")
+    lines.append("wgmma.commit_group.sync.aligned; }")
+    values = _values(t, [(sums, count)])
+    for n in range(words):
+        place = b.pure(f"getelementptr i32, ptr {held}, i64 {n}") if n else held
+        values.append(f"i32 {b.op(f'load i32, ptr {place}')}")
+    values.append(f"i64 {_descriptor(t, right, found.depth * ATOM)}")
+    type_ = "{" + ",".join(["float"] * count) + "}"
+    tied = ",".join(["=f"] * count + [str(n) for n in range(count)] + ["r"] * words)
+    asm = f'asm sideeffect "{" ".join(lines)}", "{tied},l,~{{memory}}"'
+    _keep(t, b.op(f"call {type_} {asm}({', '.join(values)}) convergent nounwind"), type_, [(sums, count)])
+
+
+def _wait(t: Thread, pending: int, arrays: list[tuple[str, int]]) -> None:
+    """Until all but ``pending`` products are done: those of ``arrays`` are, which go through."""
+    count = sum(n for _, n in arrays)
+    type_ = "{" + ",".join(["float"] * count) + "}"
+    tied = ",".join(["=f"] * count + [str(n) for n in range(count)])
+    asm = f'asm sideeffect "wgmma.wait_group.sync.aligned {pending};", "{tied},~{{memory}}"'
+    _keep(t, t.b.op(f"call {type_} {asm}({', '.join(_values(t, arrays))}) convergent nounwind"), type_, arrays)
+
+
+def _places(t: Thread, arrays: list[tuple[str, int]]) -> list[str]:
+    return [t.b.pure(f"getelementptr float, ptr {p}, i64 {n}") if n else p for p, count in arrays for n in range(count)]
+
+
+def _values(t: Thread, arrays: list[tuple[str, int]]) -> list[str]:
+    return [f"float {t.b.op(f'load float, ptr {p}')}" for p in _places(t, arrays)]
+
+
+def _keep(t: Thread, result: str, type_: str, arrays: list[tuple[str, int]]) -> None:
+    for n, p in enumerate(_places(t, arrays)):
+        t.b.line(f"store float {t.b.op(f'extractvalue {type_} {result}, {n}')}, ptr {p}")
+
+
+def _descriptor(t: Thread, address: str, leading: int) -> str:
+    """Of a tile at ``address``; ``leading``: to the next 64 columns, where it lies along them, in the descriptor's measure."""
+    b = t.b
+    at = b.op(f"lshr i32 {b.op(f'and i32 {address}, {ADDRESS}')}, 4")
+    return b.op(f"or i64 {b.op(f'zext i32 {at} to i64')}, {SWIZZLED | UNIT << 32 | leading << 16}")
+
+
+# ---------------------------------------------------------------- four threads
+
+
+def combine(t: Thread, found: Quad) -> None:
+    """Combines what four neighbouring threads have: by two shuffles, after which each has it."""
+    whole, part = t.memory[found.whole.name].pointers[0], t.memory[found.part.name].pointers[0]
+    dtype = found.part.dtype
+    for n in range(found.count):
+        places = [t.b.pure(f"getelementptr float, ptr {p}, i64 {n}") if n else p for p in (whole, part)]
+        old, mine = (Val(t.b.op(f"load float, ptr {p}"), dtype) for p in places)
+        for lane in (1, 2):
+            (mine,) = merge(t, found.reducer, [mine], [shuffled(t, mine, lane)])
+        (mine,) = merge(t, found.reducer, [old], [mine])
+        t.b.line(f"store float {mine.text}, ptr {places[0]}")
+
+
+# ---------------------------------------------------------------- the ring of a kernel
+
+
+def relay_ring(t: Thread, kernel: Kernel) -> RelayRing | None:
+    """The rings of ``kernel``; None if its pipelines multiply once."""
+    found = relays.relay(relays.block_body(kernel.body))
+    if found is None:
+        return None
+    position = {id(p): n for n, p in enumerate(kernel.params)}
+    maps: list[TensorMap] = []
+    numbers: dict[int, int] = {}
+    for each in (found.resident, *(f for turns in found.turns for f in turns.fills)):
+        box = tiles.box(each)
+        if box is None or each.key != tiles.TMA:
+            raise CodegenError(f"what fills {each.tile.name} is no box of a buffer")
+        width = box.buffer.dtype.bytes
+        strides = tuple([n * width for n in box.strides[1:]])
+        made = TensorMap(position[id(box.buffer)], box.buffer.dtype.name, box.offset * width, box.sizes, strides, box.box)
+        if made not in maps:
+            maps.append(made)
+        numbers[id(each)] = maps.index(made)
+        t.aligned.add(box.buffer.name)
+    first = found.turns[0]
+    sizes = [-(-_bytes(f.tile) // ALIGNMENT) * ALIGNMENT for f in (found.resident, *first.fills)]
+    t.b.module.globals[SHARED] = f"{SHARED} = external addrspace(3) global [0 x i8], align {ALIGNMENT}"
+    return RelayRing(t, found, (sizes[0], sizes[1], sizes[2]), first.first.threads // GROUP, maps, numbers)
+
+
+def _bytes(tile: Buffer) -> int:
+    return prod(constant(n) or 0 for n in tile.shape) * tile.dtype.bytes

@@ -1,0 +1,216 @@
+"""Pipelines that multiply twice: what threads make of the sums of one product is the left factor of a second one.
+
+    alloc q: bf16[2, 128, 64] @shared; for … instr(tma) { q[…] = x[…] }                     # resident: there for all turns
+    for j in N pipeline(2) {
+      alloc k, v @shared; alloc sums: f32[256, 64] @local = add; a fill of k; a fill of v
+      for t in 256 thread(256) { for r in 64 instr(wgmma) { for d in 128 { sums[t, r] add= product(q…, k…) } } }
+      thread loops: held[t, r] = f(sums[t, r]); …
+      for t in 256 thread(256) { for r in 64 instr(wgmma) { for i in 128 {                    # a HeldProduct
+        total[t, r] add= product(f32(held[owner(t, i), number(r, i)]), f32(v[…, i, …]))
+      } } }
+    }
+
+The hardware wants the left factor in registers as it leaves sums there, so that a thread's weights are where its scores
+were; ``owner`` and ``number`` say who holds row ``row(t, r)`` of it at depth ``i``.  Several such pipelines in turn have tiles of
+the same shapes.
+
+Four neighbouring threads have a row; they combine what they hold of it by a Quad:
+
+    for t in 256 thread(256) { for h in 2 instr(quad) { for n in 4 { all[t, h] max= part[t // 4 * 4 + n, h] } } }
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowc.ir.index import Index, constant, floordiv, ix, mod
+from lowc.ir.nodes import Alloc, Buffer, For, Let, Load, Op, Stmt, Store
+from lowc.ir.tiles import (
+    GROUP,
+    SPAN,
+    WGMMA,
+    Fill,
+    TileProduct,
+    column,
+    fill,
+    is_outlet,
+    narrow_load,
+    place,
+    tile_product,
+)
+from lowc.ir.walk import statements
+
+QUAD = "quad"
+FOUR = 4  # threads that have a row of sums
+
+
+def owner(thread: Index, depth: Index) -> Index:
+    """The thread that holds, of a row of ``thread``, what is at ``depth``."""
+    return floordiv(thread, ix(FOUR)) * FOUR + floordiv(mod(depth, ix(8)), ix(2))
+
+
+def number(sum_: Index, depth: Index) -> Index:
+    """Its number there, for the row of sum number ``sum_``."""
+    return floordiv(depth, ix(8)) * 4 + mod(floordiv(sum_, ix(2)), ix(2)) * 2 + mod(depth, ix(2))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldProduct:
+    """``loop``: over ``threads``, sums of ``columns``, ``depth`` deep, of what threads hold and of a tile, added to ``sums``."""
+
+    loop: For
+    sums: Buffer
+    held: Buffer
+    right: Buffer
+    threads: int
+    columns: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quad:
+    """``loop``: combines by ``reducer``, into ``whole``, what four threads have in ``part``: ``count`` elements each."""
+
+    loop: For
+    whole: Buffer
+    part: Buffer
+    reducer: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turns:
+    """``loop``, a pipeline: ``fills`` of the tiles of both products, then ``first``, ``work`` (thread loops, lets), ``second``.
+    ``local``: memory of threads that is declared in it."""
+
+    loop: For
+    fills: tuple[Fill, Fill]
+    local: tuple[Alloc, ...]
+    first: TileProduct
+    work: tuple[For | Let, ...]
+    second: HeldProduct
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relay:
+    """``resident``: the fill of the left factor of the first products; ``turns``: pipelines one after the other."""
+
+    resident: Fill
+    turns: tuple[Turns, ...]
+
+
+def _nest(loop: Stmt, key: str) -> tuple[list[For], Store] | None:
+    """The loops over threads, what a thread has, and what is combined, and the store in them."""
+    nest: list[For] = []
+    inside: Stmt = loop
+    while isinstance(inside, For):
+        if len(inside.body) != 1:
+            return None
+        nest.append(inside)
+        inside = inside.body[0]
+    if len(nest) != 3 or not isinstance(inside, Store) or not inside.reducer or inside.mask is not None:
+        return None
+    if nest[0].kind.name != "thread" or nest[1].kind.key != key or nest[2].kind.name != "serial":
+        return None
+    if inside.index != (ix(nest[0].axis), ix(nest[1].axis)) or any(constant(f.axis.extent) is None for f in nest):
+        return None
+    return nest, inside
+
+
+def held_product(loop: Stmt) -> HeldProduct | None:
+    """The HeldProduct that a thread loop is, or None."""
+    found = _nest(loop, WGMMA)
+    if found is None or found[1].reducer != "add":
+        return None
+    nest, inside = found
+    value = inside.value
+    if not isinstance(value, Op) or value.name != "product" or value.dtype.name != "f32":
+        return None
+    left, right = narrow_load(value.args[0], "local"), narrow_load(value.args[1])
+    if left is None or right is None or left.dtype != right.dtype or len(right.buffer.shape) != 3:
+        return None
+    threads, each, depth = (constant(f.axis.extent) or 0 for f in nest)
+    t, r, i = (ix(f.axis) for f in nest)
+    if threads % GROUP or depth % 16 or each % 4 or right.index != place(right.buffer, column(t, r), i):
+        return None
+    if 2 * each > (constant(right.buffer.shape[0]) or 0) * SPAN or constant(right.buffer.shape[1]) != depth:
+        return None
+    if left.index != (owner(t, i), number(r, i)) or left.buffer.shape != (ix(threads), ix(depth // 2)):
+        return None
+    return HeldProduct(nest[0], inside.buffer, left.buffer, right.buffer, threads, 2 * each, depth)
+
+
+def quad(loop: Stmt) -> Quad | None:
+    """The Quad that a thread loop is, or None."""
+    found = _nest(loop, QUAD)
+    if found is None:
+        return None
+    nest, inside = found
+    part = inside.value
+    t, h, n = (ix(f.axis) for f in nest)
+    if not isinstance(part, Load) or part.mask is not None or part.buffer.space != "local" or inside.buffer.space != "local":
+        return None
+    if constant(nest[2].axis.extent) != FOUR or part.index != (floordiv(t, ix(FOUR)) * FOUR + n, h):
+        return None
+    return Quad(nest[0], inside.buffer, part.buffer, inside.reducer, constant(nest[1].axis.extent) or 0)
+
+
+def turns(loop: Stmt) -> Turns | None:
+    """The Turns that a loop is, or None."""
+    if not isinstance(loop, For) or loop.kind.name != "pipeline" or is_outlet(loop):
+        return None
+    allocs = [s for s in loop.body if isinstance(s, Alloc)]
+    rest = loop.body[len(allocs) :]
+    tiles = [s.buffer for s in allocs if s.buffer.space == "shared"]
+    if any(isinstance(s, Alloc) for s in rest) or len(tiles) != 2 or len(rest) < 5:
+        return None
+    fills = fill(rest[0]), fill(rest[1])
+    first, second = tile_product(rest[2]), held_product(rest[-1])
+    work = tuple([s for s in rest[3:-1] if isinstance(s, Let) or (isinstance(s, For) and s.kind.name == "thread")])
+    if fills[0] is None or fills[1] is None or first is None or second is None or len(work) != len(rest) - 4:
+        return None
+    if fills[0].tile is not tiles[0] or fills[1].tile is not tiles[1]:
+        return None
+    if first.right is not tiles[0] or second.right is not tiles[1] or first.rows != first.high or first.threads != second.threads:
+        return None
+    local = tuple([s for s in allocs if s.buffer.space == "local"])
+    if not any(s.buffer is first.sums and s.reducer == "add" for s in local):
+        return None
+    return Turns(loop, (fills[0], fills[1]), local, first, work, second)
+
+
+def relay(body: Sequence[Stmt]) -> Relay | None:
+    """The Relay in ``body``, a block's statements, or None.  Its pipelines may have others behind that take results out."""
+    loops = [s for s in body if isinstance(s, For) and s.kind.name == "pipeline" and not is_outlet(s)]
+    found = [turns(loop) for loop in loops]
+    each = tuple([f for f in found if f is not None])
+    if not loops or len(each) < len(found):
+        return None
+    resident = [f for f in map(fill, body) if f is not None]
+    first = each[0]
+    if len(resident) != 1 or any(f.first.left is not resident[0].tile for f in each):
+        return None
+    for other in each[1:]:
+        same = (other.second.held, other.second.sums) == (first.second.held, first.second.sums)
+        if not same or other.loop.kind.width != first.loop.kind.width:
+            return None
+        pairs = [(a.tile, b.tile) for a, b in zip(first.fills, other.fills, strict=True)]
+        if any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
+            return None
+    return Relay(resident[0], each)
+
+
+def block_body(body: Sequence[Stmt]) -> Sequence[Stmt]:
+    """What is inside the block loops of a kernel."""
+    while len(body) == 1 and isinstance(body[0], For) and body[0].kind.name == "block":
+        body = body[0].body
+    return body
+
+
+def has_relay(body: Sequence[Stmt]) -> bool:
+    """Whether a pipeline in ``body`` multiplies twice."""
+    return any(turns(s) is not None for s in statements(body))
+
+
+def exchanges(loop: Stmt) -> bool:
+    """Whether a thread loop is an instruction by which threads read what others hold."""
+    return held_product(loop) is not None or quad(loop) is not None

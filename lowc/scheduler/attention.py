@@ -1,0 +1,239 @@
+"""What attention is: the nest that ``lowering/attention.py`` writes, as plain data.  Works on LOOPS and on SCHEDULED kernels.
+
+    for … { for i in L {
+      acc top = max; for j in S { acc s; for d in D { s add= product(query, key) }; scores[… j] = score(s); top max= score(s) }
+      shift = …; acc total = add
+      for j in S { weight = exp(scores[… j] - shift); weights[… j] = narrow(weight); total add= weight }
+      for e in E { acc mixed = add; for j in S { mixed add= product(wide(weights[… j]), value) }; lets and stores }
+      lets and stores
+    } }
+
+Queries, keys, values, the function of a score and what is made of the sums are any expressions.  That ``scores`` and ``weights``
+are read nowhere else is the caller's to know: they are temps, or memory of the row's.
+"""
+
+from dataclasses import dataclass
+
+from lowc.ir.index import Axis, Index, depends_on, ix, split
+from lowc.ir.nodes import (
+    Acc,
+    Alloc,
+    Buffer,
+    Const,
+    Expr,
+    For,
+    FromIndex,
+    Let,
+    Load,
+    Op,
+    Stmt,
+    Store,
+    Update,
+    Var,
+)
+from lowc.ir.types import DType
+from lowc.ir.walk import Substitution, free_atoms, same
+from lowc.scheduler.contraction import folded, is_product
+from lowc.scheduler.nest import chain, estimate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attention:
+    """``outer``: the loops around, outermost first; ``rows`` is that of them which queries change with, and keys and values do
+    not (None if there is none).  ``query`` varies with ``outer`` and ``depth``, ``key`` with ``outer``, ``keys``, ``depth``,
+    ``value`` with ``outer``, ``keys``, ``columns``: factors as they stand in the products, widened.
+
+    ``score``: what is made of ``product``, the sum over the depth; it may depend on ``keys`` and ``outer``.  ``weight``: the
+    dtype to which weights are rounded.  ``mix``: what is made of ``mixed``, a sum of weighted values, for each of ``columns``;
+    ``rest``: what else is made of a row.  Both are lets and stores, over ``outer``, ``shift`` (what is taken off scores, the
+    greatest of them or 0) and ``total`` (the sum of weights).  ``memory``: of scores and weights.
+    """
+
+    outer: tuple[For, ...]
+    rows: For | None
+    keys: Axis
+    depth: Axis
+    columns: Axis
+    query: Expr
+    key: Expr
+    value: Expr
+    product: Var
+    score: Expr
+    weight: DType
+    shift: Var
+    total: Var
+    mixed: Var
+    mix: tuple[Stmt, ...]
+    rest: tuple[Stmt, ...]
+    memory: tuple[Buffer, Buffer]
+
+
+def find(loop: Stmt) -> Attention | None:
+    """The Attention that ``loop`` is, or None."""
+    if not isinstance(loop, For):
+        return None
+    outer = tuple(chain((loop,)))
+    body = [s for s in outer[-1].body if not isinstance(s, Alloc)]
+    if len(body) < 6:
+        return None
+    top, scored, shift, total, weighed, mixing, *rest = body
+    if not (isinstance(top, Acc) and isinstance(scored, For) and isinstance(shift, Let) and isinstance(total, Acc)):
+        return None
+    if not isinstance(weighed, For) or not isinstance(mixing, For) or not all(isinstance(s, Let | Store) for s in rest):
+        return None
+    if (top.reducer, total.reducer) != ("max", "add") or not _is_shift(shift.value, top.vars[0]):
+        return None
+    scores = _scores(scored, top.vars[0])
+    if scores is None:
+        return None
+    product, depth, factors, score, kept = scores
+    weights = _weights(weighed, scored.axis, kept, shift.var, total.vars[0])
+    if weights is None:
+        return None
+    found = _mixed(mixing, scored.axis, weights)
+    if found is None:
+        return None
+    mixed, value, mix = found
+    query, key = factors
+    if any(scored.axis in free_atoms(e) for e in (query,)) or mixing.axis in free_atoms(key):
+        return None
+    used = [free_atoms(e) for e in (query, key, value)]
+    candidates = [f for f in outer if f.axis in used[0] and f.axis not in used[1] | used[2]]
+    rows = max(candidates, key=lambda f: estimate(f.axis.extent), default=None)
+    return Attention(
+        outer, rows, scored.axis, depth, mixing.axis, query, key, value, product, score, weights.buffer.dtype, shift.var,
+        total.vars[0], mixed, mix, tuple(rest), (kept.buffer, weights.buffer),
+    )  # fmt: skip
+
+
+def seen(found: Attention) -> tuple[Index | None, Expr]:
+    """(how many keys a row sees at most, as its outermost mask says; the score of those that it sees), (None, the score) if all.
+
+    ``select(j <= i + 3, x, -inf)`` is (i + 4, x).
+    """
+    score = found.score
+    if not isinstance(score, Op) or score.name != "select" or not _is_constant(score.args[2], float("-inf")):
+        return None, score
+    condition = score.args[0]
+    if not isinstance(condition, Op) or condition.name not in ("le", "lt", "ge", "gt"):
+        return None, score
+    low, high = (_as_index(a) for a in condition.args)
+    if low is None or high is None:
+        return None, score
+    if condition.name in ("ge", "gt"):
+        low, high = high, low
+    room = high - low + (1 if condition.name in ("le", "ge") else 0)  # positive where the key is seen
+    step, limit = split(room, found.keys)
+    if step != ix(-1) or depends_on(limit, found.keys):
+        return None, score
+    return limit, score.args[1]
+
+
+# ---------------------------------------------------------------- the three loops
+
+
+def _scores(loop: For, top: Var) -> tuple[Var, Axis, tuple[Expr, Expr], Expr, Store] | None:
+    """(sum of products, depth, its factors, the score of it, where it is kept)."""
+    body = loop.body
+    if len(body) < 4 or not isinstance(body[0], Acc) or not isinstance(body[1], For):
+        return None
+    acc, depth, store, update = body[0], body[1], body[-2], body[-1]
+    if not isinstance(store, Store) or not isinstance(update, Update) or not all(isinstance(s, Let) for s in body[2:-2]):
+        return None
+    if acc.reducer != "add" or update.vars[0].name != top.name or update.mask is not None or not _is_plain(store):
+        return None
+    factors = _factors(depth, acc.vars[0])
+    value, score = folded(body[2:-2], store.value), folded(body[2:-2], update.values[0])
+    if factors is None or not same(value, score):
+        return None
+    return acc.vars[0], depth.axis, factors, score, store
+
+
+def _weights(loop: For, keys: Axis, kept: Store, shift: Var, total: Var) -> Store | None:
+    """Where the weight of each score is kept."""
+    body = loop.body
+    if loop.axis.extent != keys.extent or len(body) < 2:
+        return None
+    store, update = body[-2], body[-1]
+    if not isinstance(store, Store) or not isinstance(update, Update) or not all(isinstance(s, Let) for s in body[:-2]):
+        return None
+    if update.vars[0].name != total.name or update.mask is not None or not _is_plain(store):
+        return None
+    weight, narrow = folded(body[:-2], update.values[0]), folded(body[:-2], store.value)
+    if isinstance(narrow, Op) and narrow.name == "cast" and narrow.dtype != weight.dtype:
+        narrow = narrow.args[0]
+    if not same(weight, narrow) or not isinstance(weight, Op) or weight.name != "exp":
+        return None
+    less = weight.args[0]
+    if not isinstance(less, Op) or less.name != "sub" or not _reads(less.args[0], loop.axis, keys, kept):
+        return None
+    taken = less.args[1]
+    if not isinstance(taken, Var) or taken.name != shift.name:
+        return None
+    there = Substitution({loop.axis: ix(keys)})
+    return Store(store.buffer, tuple([there.index(i) for i in store.index]), store.value)
+
+
+def _mixed(loop: For, keys: Axis, weights: Store) -> tuple[Var, Expr, tuple[Stmt, ...]] | None:
+    """(sum of weighted values, a value, what is made of the sum)."""
+    body = loop.body
+    if len(body) < 3 or not isinstance(body[0], Acc) or not isinstance(body[1], For) or body[0].reducer != "add":
+        return None
+    if not all(isinstance(s, Let | Store) for s in body[2:]) or body[1].axis.extent != keys.extent:
+        return None
+    factors = _factors(body[1], body[0].vars[0])
+    if factors is None:
+        return None
+    weight, value = factors
+    if isinstance(weight, Op) and weight.name == "cast" and weight.dtype == body[0].vars[0].dtype:
+        weight = weight.args[0]
+    if not _reads(weight, body[1].axis, keys, weights):
+        return None
+    return body[0].vars[0], Substitution({body[1].axis: ix(keys)}).expr(value), tuple(body[2:])
+
+
+def _factors(loop: For, total: Var) -> tuple[Expr, Expr] | None:
+    """The factors of the sum of products that ``loop`` adds up."""
+    update = loop.body[-1] if loop.body else None
+    if not isinstance(update, Update) or update.vars[0].name != total.name or update.mask is not None:
+        return None
+    if not all(isinstance(s, Let) for s in loop.body[:-1]):
+        return None
+    product = folded(loop.body[:-1], update.values[0])
+    return (product.args[0], product.args[1]) if isinstance(product, Op) and is_product(product) else None
+
+
+# ---------------------------------------------------------------- expressions
+
+
+def _is_plain(store: Store) -> bool:
+    return store.mask is None and not store.reducer
+
+
+def _is_shift(value: Expr, top: Var) -> bool:
+    """Whether ``value`` is ``select(top == -inf, 0, top)``."""
+    if not isinstance(value, Op) or value.name != "select" or not _is_constant(value.args[1], 0.0):
+        return False
+    condition = value.args[0]
+    if not isinstance(condition, Op) or condition.name != "eq" or not _is_constant(condition.args[1], float("-inf")):
+        return False
+    return all(isinstance(a, Var) and a.name == top.name for a in (condition.args[0], value.args[2]))
+
+
+def _is_constant(value: Expr, number: float) -> bool:
+    return isinstance(value, Const) and value.value == number
+
+
+def _as_index(value: Expr) -> Index | None:
+    if isinstance(value, FromIndex):
+        return value.index
+    return ix(int(value.value)) if isinstance(value, Const) and value.dtype.kind == "i" else None
+
+
+def _reads(value: Expr, axis: Axis, keys: Axis, kept: Store) -> bool:
+    """Whether ``value`` loads what ``kept`` stores for the same key; ``axis`` is that of keys where it is loaded."""
+    if not isinstance(value, Load) or value.buffer is not kept.buffer or value.mask is not None:
+        return False
+    there = Substitution({axis: ix(keys)})
+    return tuple([there.index(i) for i in value.index]) == kept.index
+

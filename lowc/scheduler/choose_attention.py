@@ -1,0 +1,82 @@
+"""Choosing whose attention is, and how tensor cores of a GPU do it.
+
+With option ``attention="auto"`` it is lowc's own where that was measured to be faster than what torch would call
+(benchmarks/results/h200_attention.md).
+"""
+
+from collections.abc import Callable, Sequence
+
+from lowc.ir.index import Index, constant
+from lowc.ir.nodes import For, Kernel
+from lowc.ir.types import DType
+from lowc.options import Options
+from lowc.scheduler.attention import find, seen
+from lowc.scheduler.choose_tensor_cores import ABILITY, SHARED
+from lowc.scheduler.nest import estimate
+from lowc.scheduler.relay import PIECE, WIDEST, Relayed
+from lowc.target import Target
+
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool], str]
+LONG = 8192  # keys from which blocks of one head are at work at a time, so that its keys and values stay in the L2 cache
+WAYS = ((3, 128, 3), (2, 128, 2), (2, 64, 2), (1, 64, 2))  # groups, keys at a time, stages
+THIN = 64  # columns up to which three groups have registers enough
+TRIES = 4  # ways that are tried, best first, should one not be legal
+ROWS = 64  # of queries, for each 128 threads
+
+
+def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
+    """Ways to do ``kernel`` if that is attention of 16-bit factors, best first; none if it is none."""
+    if ABILITY not in target.ops or len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
+        return ()
+    found = find(kernel.body[0])
+    if found is None or found.rows is None:
+        return ()
+    deep, wide = constant(found.depth.extent) or WIDEST, constant(found.columns.extent) or WIDEST
+    late_first = seen(found)[0] is not None and estimate(found.keys.extent) <= LONG
+    axis = found.outer[0].axis.name
+    fitting = [
+        Relayed(axis, groups, keys, stages, late_first, strips)
+        for least in (1, 0)
+        for groups, keys, stages in WAYS
+        if groups < 3 or max(deep, wide) <= THIN
+        for strips in ((2, 1) if least else (0,))
+        if shared(deep, wide, groups, keys, stages, strips) <= SHARED
+    ]
+    return tuple(fitting[:TRIES])
+
+
+def shared(deep: int, wide: int, groups: int, keys: int, stages: int, strips: int) -> int:
+    """Bytes of shared memory that a way takes."""
+    rows = 2 * ROWS * groups
+    spans = [-(-n // 64) * 64 for n in (deep, wide)]
+    return rows * spans[0] + stages * 2 * keys * sum(spans) + strips * rows * 64 + 1024
+
+
+def library(target: Target, options: Options) -> Whose:
+    """For ``lowering``: why attention of a dtype and of queries, keys and values of these shapes is ATen's; "" for lowc's own.
+
+    Told also whether there is a bias, whether it is causal, and whether all lie as the copying engine wants them.
+    """
+
+    def why(
+        dtype: DType, q: Sequence[Index], k: Sequence[Index], v: Sequence[Index], biased: bool, causal: bool, in_lines: bool
+    ) -> str:
+        if options.attention == "library":
+            return "option attention='library'"
+        if options.numerics == "strict" and options.attention != "own":
+            return "option numerics='strict'"
+        if target.kind != "nvptx":
+            return "" if options.attention == "own" else "a library's (lowc's own with option attention='own')"
+        if ABILITY not in target.ops:
+            return f"lowc's own is for compute capability 9.0, not {target.cpu}"
+        if dtype.bits != 16:
+            return f"lowc's own is of f16 and bf16, not {dtype}"
+        if any((n := constant(size)) is None or n % PIECE or n > WIDEST for size in (q[-1], v[-1])):
+            return f"heads of {q[-1]} and {v[-1]}; lowc's own has multiples of {PIECE} up to {WIDEST}"
+        if not in_lines:
+            return "rows of a factor begin at no multiple of 16 bytes"
+        if constant(q[-2]) in (0, 1) or constant(k[-2]) in (0, 1):
+            return "one query, or one key"
+        return "" if options.attention == "own" else "a library's (lowc's own with option attention='own')"
+
+    return why

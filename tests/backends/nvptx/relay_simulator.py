@@ -1,0 +1,135 @@
+"""Products that are begun and waited for in pieces of assembly of their own (``backends/nvptx/relay.py``), on the CPU.
+
+A product that is begun gives NaN with its number in each of its sums; the wait by which it is done puts the sums in their place.
+So whoever reads them between has NaN, and a sum that does not go through the wait stays one.
+"""
+
+import ctypes
+import re
+import threading
+from typing import Any
+
+import numpy as np
+
+MARK = 0x7FC00000  # of a NaN: then 13 bits that number the product, 9 bits the sum
+MOST = 1 << 13
+
+
+class Products:
+    """What threads have begun; part of the simulator's Machine."""
+
+    local: threading.local
+    groups: list[threading.Barrier]
+    texts: list[str]
+    held_words: dict[tuple[int, int], Any]
+
+    def start(self, number: int, sums: int, count: int, words: int, held: int, a: int, b: int) -> None:
+        """Product by text ``number``: ``count`` sums at ``sums`` (what they were, or undefined), ``held`` words of 16-bit pairs
+        at ``words``, descriptors."""
+        me, local = self.local.thread, self.local
+        serial = local.begun % MOST
+        local.begun += 1
+        if held:
+            data = np.ctypeslib.as_array((ctypes.c_uint32 * held).from_address(words)).copy()
+            self.held_words[me, serial] = data
+        self.groups[me // 128].wait(100.0)  # none of its warps multiplies without the others
+        out = np.ctypeslib.as_array((ctypes.c_uint32 * count).from_address(sums))
+        before = out.view(np.float32).copy()
+        local.queue.append((serial, number, before, a, b))
+        out[:] = MARK | serial << 9 | np.arange(count, dtype=np.uint32)
+
+    def wait(self, pending: int, sums: int, count: int) -> None:
+        """Until all but ``pending`` are done; sums of those that are, among the ``count`` at ``sums``, become what they are."""
+        local = self.local
+        while len(local.queue) > pending:
+            serial, number, before, a, b = local.queue.pop(0)
+            local.done[serial] = self.product(serial, self.texts[number], before, a, b)
+            self.held_words.pop((self.local.thread, (serial - 4) % MOST), None)
+        bits = np.ctypeslib.as_array((ctypes.c_uint32 * count).from_address(sums))
+        marked = (bits & 0xFFC00000) == MARK
+        for at in np.flatnonzero(marked):
+            found = local.done.get(int(bits[at]) >> 9 & MOST - 1)
+            if found is not None:
+                bits[at] = found.view(np.uint32)[int(bits[at]) & 511]
+        for serial in [s for s in local.done if (local.begun - s) % MOST > 4]:
+            del local.done[serial]
+
+    def product(self, serial: int, text: str, before: Any, a: int, b: int) -> Any:
+        shared = self.seen()
+        out = before.copy()
+        held: dict[str, int] = {}
+        for line in text.split(";"):
+            words = re.findall(r"[\w$.]+", line)
+            if words[:1] == ["add.s64"]:
+                held[words[1]] = held[words[2]] + int(words[3])
+            elif words[:1] == ["mov.b64"]:
+                held[words[1]] = a if words[1] == "a" else b
+            elif words[:1] and words[0].startswith("wgmma.mma_async"):
+                sets = re.findall(r"\{([^}]*)\}", line.lstrip("{ "))
+                registers = [int(r[1:]) for r in re.findall(r"\$\d+", sets[0])]
+                first, last = registers[0], registers[-1] + 1
+                assert (first, last) == (0, len(out))
+                kind = words[0].rsplit(".", 1)[1]
+                flags = re.findall(r"[\w$.]+", line.rpartition("}")[2])
+                if len(sets) > 1:  # the left factor is held: words behind the sums, twice, since they go in and come out
+                    right, keeps, _, _, across = flags
+                    places = [int(r[1:]) - 2 * len(out) for r in re.findall(r"\$\d+", sets[1])]
+                    left = self.left_held(serial, places, kind)
+                    cols = self.columns(2 * len(registers))
+                    other = self.elements(shared, held[right], cols, np.arange(16), int(across), kind)
+                    mine = (left @ other.T).reshape(2, -1, 2).transpose(1, 0, 2).ravel()
+                else:
+                    left_name, right, keeps, _, _, across_a, across_b = flags
+                    args = held[left_name], held[right], int(across_a), int(across_b)
+                    mine = self.part(shared, *args, kind, 2 * len(registers))
+                out = mine + (out if keeps == "1" else 0)
+        return out.astype(np.float32)
+
+    def columns(self, count: int) -> Any:
+        return (np.arange(count // 8)[:, None] * 8 + self.local.thread % 4 * 2 + np.arange(2)).ravel()
+
+    def left_held(self, serial: int, places: list[int], kind: str) -> Any:
+        """Two rows, 16 deep, of what the four threads of a row hold: as the hardware documents it for this instruction."""
+        me = self.local.thread
+        rows = np.zeros((2, 16), np.float32)
+        for lane in range(4):
+            words = self.held_words[me // 4 * 4 + lane, serial]
+            for place, (row, first) in zip(places, ((0, 0), (1, 0), (0, 8), (1, 8)), strict=True):
+                halves = words[place : place + 1].view(np.uint16)
+                rows[row, first + 2 * lane : first + 2 * lane + 2] = self.narrow(kind, halves)
+        return rows
+
+    # what the Machine has
+
+    def seen(self) -> Any:
+        raise NotImplementedError
+
+    def part(self, *args: Any) -> Any:
+        raise NotImplementedError
+
+    def elements(self, *args: Any) -> Any:
+        raise NotImplementedError
+
+    def narrow(self, kind: str, raw: Any) -> Any:
+        raise NotImplementedError
+
+
+def started(name: str, type_: str, asm: str, args: list[str], number: int) -> list[str]:
+    """LLVM lines for a piece of assembly that begins a product, or waits; what it gives is left in memory at ``name``.a."""
+    count = type_.count("float")
+    floats = [a for a in args if a.startswith("float ")]
+    words = [a for a in args if a.startswith("i32 ")]
+    wide = [a for a in args if a.startswith("i64 ")]
+    lines = [f"{name}.a = alloca [{count} x float]", f"{name}.w = alloca [{max(1, len(words))} x i32]"]
+    lines += [f"{name}.p{n} = getelementptr float, ptr {name}.a, i64 {n}" for n in range(count)]
+    lines += [f"store {value}, ptr {name}.p{n}" for n, value in enumerate(floats)]
+    for n, value in enumerate(words):
+        lines += [f"{name}.q{n} = getelementptr i32, ptr {name}.w, i64 {n}", f"store {value}, ptr {name}.q{n}"]
+    if "mma_async" in asm:
+        wide = wide if len(wide) == 2 else ["i64 0", *wide]
+        where = f"i32 {number}, ptr {name}.a, i32 {count}, ptr {name}.w, i32 {len(words)}"
+        lines.append(f"call void @sim_start({where}, {', '.join(wide)})")
+    else:
+        (pending,) = re.findall(r"aligned (\d+)", asm)
+        lines.append(f"call void @sim_wait(i32 {pending}, ptr {name}.a, i32 {count})")
+    return lines
