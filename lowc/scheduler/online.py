@@ -213,7 +213,7 @@ class _Online:
         """How many rows of a panel there are."""
         if not self.ragged:
             return ix(self.wide)
-        return minimum(self.wide, self.rows.extent - self.first - panel * self.wide)
+        return maximum(0, minimum(self.wide, self.rows.extent - self.first - panel * self.wide))
 
     def row(self, panel: Index, row: Index) -> Index:
         """The number of a row, or of the last one where there is none: nothing of it is kept."""
@@ -247,16 +247,16 @@ class _Online:
             return (loop,)
 
     def scratch(
-        self, value: Expr, keys: Axis, along: Axis, start: Index, count: Index, room: int, name: str
+        self, value: Expr, along: Axis, start: Index, count: Index, room: int, name: str
     ) -> tuple[Callable[[Index, Index], Expr], tuple[Stmt, ...], tuple[str, ...]]:
         """(an element of ``value`` for a key of the block and a place ``along``, statements before, memory that tiles stay in)."""
-        size, extent = self.step.keys, constant(along.extent) or 0
+        keys, size, extent = self.found.keys, self.step.keys, constant(along.extent) or 0
         whole = constant(count) == size
         if isinstance(value, Load) and value.mask is None and value.dtype == self.dtype and contiguous(value, along):
 
             def direct(key: Index, place: Index) -> Expr:
-                if not whole:
-                    key = minimum(key, self.found.keys.extent - 1 - start)
+                if not whole and along == self.found.depth:  # tiles have rows of keys, which may be more than there are
+                    key = minimum(key, keys.extent - 1 - start)
                 if room > extent:
                     place = minimum(place, extent - 1)
                 return Substitution({**self.at, keys: start + key, along: place}).expr(value)
@@ -279,12 +279,12 @@ class _Online:
             if constant(count) is None:
                 count = minimum(self.step.keys, count)
         found = self.found
-        key, before, roomy = self.scratch(found.key, found.keys, found.depth, start, count, self.deep, "key")
+        key, before, roomy = self.scratch(found.key, found.depth, start, count, self.deep, "key")
         d, j, i = self.axis("d", self.deep), self.axis("j", count), self.axis("i", self.step.rows)
         product = Op("product", (key(ix(j), ix(d)), Load(self.queries, (self.place(ix(i), ix(d), self.deep),))), self.dtype)
         add = Store(self.scores, (self.place(ix(i), ix(j), self.step.keys),), product, None, "add")
         first = self.product((d, j, i), add, roomy, lambda s: Store(s.buffer, s.index, s.value))
-        value, between, roomy = self.scratch(found.value, found.keys, found.columns, start, count, self.across, "value")
+        value, between, roomy = self.scratch(found.value, found.columns, start, count, self.across, "value")
         j, e, i = self.axis("j", count), self.axis("e", self.across), self.axis("i", self.step.rows)
         product = Op("product", (value(ix(j), ix(e)), Load(self.scores, (self.place(ix(i), ix(j), self.step.keys),))), self.dtype)
         add = Store(self.mixed, (self.place(ix(i), ix(e), self.across),), product, None, "add")
