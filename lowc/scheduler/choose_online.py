@@ -1,31 +1,55 @@
-"""Choosing how attention is done on a CPU: tiles of registers, rows of a block, keys at a time."""
+"""Choosing how attention is done on a CPU: what lanes go along (rows, or the depth if they are few), tiles, keys at a time."""
 
-import os
-from lowc.ir.index import constant
+from lowc.ir.index import ONE, constant
 from lowc.ir.nodes import PARALLEL, For, Kernel, Kind
-from lowc.scheduler.attention import find
+from lowc.scheduler.attention import Attention, find
 from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.contract import Step
 from lowc.scheduler.nest import estimate, iterations
 from lowc.scheduler.online import Online
+from lowc.scheduler.online_dots import OnlineDots
 from lowc.scheduler.tiles import STACK
 from lowc.target import Target
 
-TILES = {512: (4, 4), 256: (6, 2), 128: (4, 2)}  # by bits of a vector: keys (or columns of values), vectors of rows
+FEW = 4  # rows up to which lanes go along the depth
+KEYS, DOTS = 64, 256  # keys at a time: with their scores, a block of rows stays in the L1 cache; scores of few rows are no more
+HIGH = {1: 8, 2: 8, 3: 8, 4: 4}  # keys (or columns of values) of a tile, by vectors of rows
+SUMS = 16  # vectors of sums that few rows have at a time
 
 
 def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, ...], ...]:
-    """Schedules for ``kernel`` if that is attention of several rows; none if it is none."""
+    """Schedules for ``kernel`` if that is attention, best first; none if it is none."""
     if len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
         return ()
     found = find(kernel.body[0])
-    if found is None or found.rows is None:
+    if found is None:
         return ()
     lanes = target.vector_bits // found.product.dtype.bits
-    high, vectors = eval(os.environ.get("TILE", "None")) or TILES[target.vector_bits]
-    wide = vectors * lanes
-    rows = int(os.environ.get("ROWS", -(-64 // wide) * wide))
-    keys = int(os.environ.get("KEYS", -(-64 // high) * high))
     work = iterations(found.outer) * estimate(found.keys.extent) * estimate(found.depth.extent)
     kind = PARALLEL if threads and target.cores > 1 and work // lanes >= PARALLEL_WORK else Kind()
-    return ((Online(found.outer[0].axis.name, rows, keys, (high, wide), lanes, kind),),)
+    steps = (_few(found, lanes, target, kind), _many(found, lanes, target, kind))
+    return tuple([(step,) for step in steps if step is not None])
+
+
+def _few(found: Attention, lanes: int, target: Target, kind: Kind) -> Step | None:
+    rows = 1 if found.rows is None else constant(found.rows.axis.extent)
+    across = constant(found.columns.extent)
+    if rows is None or across is None or not 1 <= rows <= FEW or across % lanes:
+        return None
+    most = min(SUMS, target.registers // 2) // rows
+    vectors = next(n for n in range(min(most, across // lanes), 0, -1) if across // lanes % n == 0)
+    at_once = min(8, 1 << (most.bit_length() - 1))
+    return OnlineDots(found.outer[0].axis.name, DOTS, (at_once, vectors * lanes), lanes, kind)
+
+
+def _many(found: Attention, lanes: int, target: Target, kind: Kind) -> Step | None:
+    extent = ONE if found.rows is None else found.rows.axis.extent
+    rows = KEYS if constant(extent) is None else estimate(extent)
+    vectors = max(1, min(4 if target.registers >= 32 else 2, -(-rows // lanes)))
+    high, wide = HIGH[vectors] if target.registers >= 32 else 4, vectors * lanes
+    block = min(-(-KEYS // wide), -(-rows // wide)) * wide
+    deep, across = constant(found.depth.extent) or 0, (constant(found.columns.extent) or 0) + high
+    scratch = block * (deep + across + KEYS) + KEYS * (deep + across)
+    if scratch * found.product.dtype.bytes > STACK:
+        return None
+    return Online(found.outer[0].axis.name, block, KEYS, (high, wide), lanes, kind)

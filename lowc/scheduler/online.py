@@ -26,32 +26,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import (
-    ONE,
-    Atom,
-    Axis,
-    Index,
-    Opaque,
-    constant,
-    depends_on,
-    floordiv,
-    ix,
-    lower_bound,
-    maximum,
-    minimum,
-    mod,
-    multiple_of,
-    split,
-)
+from lowc.ir.index import Axis, Index, constant, floordiv, ix, maximum, minimum, mod, multiple_of, split
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Kind, Let, Load, Op, Stmt, Store, Var
-from lowc.ir.types import DType, bool_, i64
-from lowc.ir.walk import Substitution, free_atoms, map_statements, parts
-from lowc.scheduler.apply import Tile, bind, tiled
-from lowc.scheduler.attention import Attention, find, seen
+from lowc.ir.nodes import Alloc, Const, Expr, For, Kind, Let, Load, Op, Stmt, Store
+from lowc.ir.walk import Substitution, parts
+from lowc.scheduler.apply import Tile, tiled
+from lowc.scheduler.attention import Attention
+from lowc.scheduler.attention_blocks import Blocks, attention, greater, settled, shrunk, zeroed
 from lowc.scheduler.contraction import contiguous
-from lowc.scheduler.nest import nested, numel
-from lowc.scheduler.registers import Registers, registers
 from lowc.scheduler.rename import fresh
 
 
@@ -70,74 +52,42 @@ class Online:
 
 
 def online(loop: For, step: Online, taken: set[str]) -> tuple[Stmt, ...]:
-    """``loop``, attention, by blocks; raises ScheduleError where it is none that has rows."""
-    found = find(loop)
-    if found is None or found.rows is None:
-        raise ScheduleError(f"the loop over {loop.axis.name} is no attention with rows")
-    if any(depends_on(f.axis.extent, g.axis) for f in found.outer for g in found.outer):
-        raise ScheduleError(f"how long a loop within {loop.axis.name} is depends on another loop")
-    if (lower_bound(found.keys.extent) or 0) < 1:
-        raise ScheduleError(f"{found.keys.name} may have no iteration")
-    return _Online(found, step, taken).grid()
+    """``loop``, attention, by blocks; raises ScheduleError where it is none."""
+    found = attention(loop)
+    if step.rows % step.tile[1] or step.tile[1] % step.lanes or step.keys % step.tile[0]:
+        raise ScheduleError(f"{step.rows} rows and {step.keys} keys in tiles of {step.tile}")
+    rows = Axis(fresh("row", taken), ix(1)) if found.rows is None else found.rows.axis
+    made = _Online(found, rows, step, taken)
+    return made.grid(step.rows, step.kind, made.block)
 
 
-class _Online:
-    def __init__(self, found: Attention, step: Online, taken: set[str]) -> None:
-        assert found.rows is not None
-        self.found, self.step, self.taken = found, step, taken
-        self.rows = found.rows.axis
-        self.batch = [f.axis for f in found.outer if f is not found.rows]
+class _Online(Blocks):
+    def __init__(self, found: Attention, rows: Axis, step: Online, taken: set[str]) -> None:
+        super().__init__(found, step.keys, step.lanes, taken)
+        self.step, self.down = step, rows
         self.high, self.wide = step.tile
         self.panels = step.rows // self.wide
-        self.dtype = found.product.dtype
-        deep, across = constant(found.depth.extent), constant(found.columns.extent)
-        if deep is None or across is None or step.rows % self.wide or self.wide % step.lanes or step.keys % self.high:
-            raise ScheduleError(f"heads of {found.depth.extent} and {found.columns.extent} in tiles of {step.tile}")
-        self.deep, self.across = deep, -(-across // self.high) * self.high
-        self.limit, self.inner = seen(found)
-        if self.limit is not None and split(self.limit, self.rows)[0] != ONE:
-            self.limit = None
-        self.ragged = not multiple_of(self.rows.extent, step.rows)
-        self.at: dict[Atom, Index] = {}
-        self.lets: list[Stmt] = []
-        self.first = ix(0)
+        self.deep, across = (constant(a.extent) or 0 for a in (found.depth, found.columns))
+        self.across = -(-across // self.high) * self.high
+        self.ragged = not multiple_of(rows.extent, step.rows)
         self.queries = self.array("queries", step.rows * self.deep)
         self.mixed = self.array("mixed", step.rows * self.across)
         self.scores = self.array("scores", step.rows * step.keys)
         self.top, self.total, self.shrink = (self.array(n, step.rows) for n in ("top", "total", "shrink"))
 
-    # ------------------------------------------------------------ names
-
-    def axis(self, name: str, extent: int | Index) -> Axis:
-        return Axis(fresh(name, self.taken), ix(extent))
-
-    def array(self, name: str, count: int, dtype: DType | None = None) -> Buffer:
-        return Buffer(fresh(name, self.taken), dtype or self.dtype, (ix(count),), (ONE,), "local")
-
-    def named(self, name: str, index: Index, lets: list[Stmt]) -> Index:
-        """``index`` as the coordinate that a let holds, unless it is a number."""
-        if constant(index) is not None:
-            return index
-        var = Var(fresh(name, self.taken), i64)
-        lets.append(Let(var, FromIndex(index, i64)))
-        return ix(Opaque(var.name))
-
-    def let(self, name: str, value: Expr, body: list[Stmt]) -> Var:
-        var = Var(fresh(name, self.taken), value.dtype)
-        body.append(Let(var, value))
-        return var
+    # ------------------------------------------------------------ places
 
     def place(self, row: Index, across: Index, count: int) -> Index:
         """Where (``across``, ``row``) is in an array of panels [count][rows of a panel]."""
         return floordiv(row, ix(self.wide)) * (count * self.wide) + across * self.wide + mod(row, ix(self.wide))
 
-    def lanes(self, body: Callable[[Index], Sequence[Stmt]]) -> For:
+    def vectors(self, body: Callable[[Index], Sequence[Stmt]]) -> For:
         """``body`` for each row of a panel, of which it is told the number: vectors, one after the other."""
-        vector, lane = self.axis("v", self.wide // self.step.lanes), self.axis("r", self.step.lanes)
-        inner = For(lane, tuple(body(ix(vector) * self.step.lanes + lane)), Kind("vector", self.step.lanes))
+        vector, lane = self.axis("v", self.wide // self.lanes), self.axis("r", self.lanes)
+        inner = For(lane, tuple(body(ix(vector) * self.lanes + lane)), Kind("vector", self.lanes))
         if constant(vector.extent) == 1:
             return Substitution({vector: ix(0)}).body((inner,))[0]  # type: ignore[return-value]
-        return For(vector, (inner,), Kind("unroll", self.wide // self.step.lanes))
+        return For(vector, (inner,), Kind("unroll", self.wide // self.lanes))
 
     def each_panel(self, body: Callable[[Index], Sequence[Stmt]]) -> tuple[Stmt, ...]:
         if self.panels == 1:
@@ -145,67 +95,16 @@ class _Online:
         panel = self.axis("panel", self.panels)
         return (For(panel, tuple(body(ix(panel)))),)
 
-    # ------------------------------------------------------------ the grid
-
-    def grid(self) -> tuple[Stmt, ...]:
-        down = (self.rows.extent + (self.step.rows - 1)) // self.step.rows
-        block = self.axis(f"{self.rows.name}_g", numel([a.extent for a in self.batch]) * down)
-        matrix, tile = floordiv(ix(block), down), mod(ix(block), down)
-        if self.limit is not None:  # blocks of few keys and of many take turns, so that cores have equal shares
-            pair, late = floordiv(tile, ix(2)), mod(tile, ix(2))
-            tile = pair + late * (down - 1 - pair * 2)
-        for axis in reversed(self.batch):
-            last = axis is self.batch[0]
-            self.at[axis] = self.named(f"{axis.name}_b", matrix if last else mod(matrix, axis.extent), self.lets)
-            matrix = floordiv(matrix, axis.extent)
-        self.first = self.named(f"{self.rows.name}_b", tile, self.lets) * self.step.rows
-        body = (*self.lets, *self.block())
-        if constant(block.extent) == 1:
-            return Substitution({block: ix(0)}).body(body)
-        return (For(block, body, self.step.kind),)
-
     def block(self) -> tuple[Stmt, ...]:
-        size, rows = self.step.keys, self.step.rows
-        lets: list[Stmt] = []
-        keys = self.found.keys.extent
-        last = whole = keys
-        if self.limit is not None:
-            first = Substitution({**self.at, self.rows: self.first}).index(self.limit)
-            last = self.named("last", minimum(keys, first + (rows - 1)), lets)
-            whole = minimum(keys, maximum(first, 0))
-        whole = self.named("whole", floordiv(whole, ix(size)), lets)
-        edges = self.named("edges", floordiv(last + (size - 1), ix(size)) - whole, lets)
-        turns: list[Stmt] = []
-        if constant(whole) != 0:
-            turn = self.axis("turn", whole)
-            turns.append(For(turn, self.turn(ix(turn) * size, ix(size), self.inner, True)))
-        if constant(edges) != 0:
-            turn = self.axis("turn", edges)
-            start = (whole + turn) * size
-            known = constant(last), constant(whole)
-            if None not in known and constant(edges) == 1:
-                count = last - whole * size
-            else:
-                count = minimum(size, last - start)
-            turns.append(For(turn, self.turn(start, count, self.found.score, False)))
-        start = [
-            *self.each_panel(
-                lambda panel: (
-                    self.lanes(lambda r: (Store(self.top, (panel * self.wide + r,), Const(-math.inf, self.dtype)),)),
-                )
-            )
-        ]
+        least = Const(-math.inf, self.dtype)
+        start = self.each_panel(lambda panel: (self.vectors(lambda r: (Store(self.top, (panel * self.wide + r,), least),)),))
         return (
-            *lets,
             Alloc(self.queries, "add" if self.ragged else ""),
             *self.copied_queries(),
-            Alloc(self.scores),
-            Alloc(self.mixed, "add"),
-            Alloc(self.total, "add"),
-            Alloc(self.top),
-            Alloc(self.shrink),
+            *(Alloc(b) for b in (self.scores, self.top, self.shrink)),
+            *(zeroed(b) for b in (self.mixed, self.total)),
             *start,
-            *turns,
+            *self.turns(self.step.rows, self.turn),
             *self.results(),
         )
 
@@ -213,19 +112,19 @@ class _Online:
         """How many rows of a panel there are."""
         if not self.ragged:
             return ix(self.wide)
-        return maximum(0, minimum(self.wide, self.rows.extent - self.first - panel * self.wide))
+        return maximum(0, minimum(self.wide, self.down.extent - self.first - panel * self.wide))
 
     def row(self, panel: Index, row: Index) -> Index:
         """The number of a row, or of the last one where there is none: nothing of it is kept."""
         number = self.first + panel * self.wide + row
-        return minimum(number, self.rows.extent - 1) if self.ragged else number
+        return minimum(number, self.down.extent - 1) if self.ragged else number
 
     # ------------------------------------------------------------ copies
 
     def copied_queries(self) -> tuple[Stmt, ...]:
         def each(panel: Index) -> tuple[Stmt, ...]:
             d, r = self.axis("d", self.deep), self.axis("r", self.left(panel))
-            there = Substitution({**self.at, self.rows: self.first + panel * self.wide + r, self.found.depth: ix(d)})
+            there = Substitution({**self.at, self.down: self.first + panel * self.wide + r, self.found.depth: ix(d)})
             place = panel * (self.deep * self.wide) + ix(d) * self.wide + r
             return self.copy(d, r, Store(self.queries, (place,), there.expr(self.found.query)))
 
@@ -233,23 +132,20 @@ class _Online:
 
     def copy(self, outer: Axis, inner: Axis, *body: Stmt) -> tuple[Stmt, ...]:
         """``body`` for all of ``outer`` and ``inner``, along which what is stored is contiguous."""
-        lanes = self.step.lanes
-        loop = For(outer, (For(inner, tuple(body)),))
         reads = [p for s in body if isinstance(s, Let | Store) for p in parts(s.value) if isinstance(p, Load)]
-        if not any(constant(split(p.index[0], inner)[0]) not in (0, 1) for p in reads):
-            try:
-                return (For(outer, (bind(For(inner, tuple(body)), Kind("vector", lanes)),)),)
-            except ScheduleError:
-                return (loop,)
+        if all(constant(split(p.index[0], inner)[0]) in (0, 1) for p in reads):
+            return (For(outer, (self.bound(For(inner, tuple(body))),)),)
+        loop = For(outer, (For(inner, tuple(body)),))
         try:
-            return tiled(loop, Tile(outer.name, inner.name, lanes, lanes, 1, True), self.taken)
+            return tiled(loop, Tile(outer.name, inner.name, self.lanes, self.lanes, 1, True), self.taken)
         except ScheduleError:
             return (loop,)
 
     def scratch(
         self, value: Expr, along: Axis, start: Index, count: Index, room: int, name: str
     ) -> tuple[Callable[[Index, Index], Expr], tuple[Stmt, ...], tuple[str, ...]]:
-        """(an element of ``value`` for a key of the block and a place ``along``, statements before, memory that tiles stay in)."""
+        """(an element of ``value`` for a key of the block and a place ``along``, of which tiles have ``room``; statements
+        before; memory that tiles stay in)."""
         keys, size, extent = self.found.keys, self.step.keys, constant(along.extent) or 0
         whole = constant(count) == size
         if isinstance(value, Load) and value.mask is None and value.dtype == self.dtype and contiguous(value, along):
@@ -272,38 +168,23 @@ class _Online:
 
     # ------------------------------------------------------------ a block of keys
 
-    def turn(self, start: Index, count: Index, score: Expr, whole: bool) -> tuple[Stmt, ...]:
-        lets: list[Stmt] = []
-        if not whole:
-            count = self.named("count", count, lets)
-            if constant(count) is None:
-                count = minimum(self.step.keys, count)
+    def turn(self, start: Index, count: Index, score: Expr) -> tuple[Stmt, ...]:
         found = self.found
         key, before, roomy = self.scratch(found.key, found.depth, start, count, self.deep, "key")
-        d, j, i = self.axis("d", self.deep), self.axis("j", count), self.axis("i", self.step.rows)
+        tiles = (count + (self.high - 1)) // self.high * self.high
+        d, j, i = self.axis("d", self.deep), self.axis("j", tiles), self.axis("i", self.step.rows)
         product = Op("product", (key(ix(j), ix(d)), Load(self.queries, (self.place(ix(i), ix(d), self.deep),))), self.dtype)
         add = Store(self.scores, (self.place(ix(i), ix(j), self.step.keys),), product, None, "add")
-        first = self.product((d, j, i), add, roomy, lambda s: Store(s.buffer, s.index, s.value))
+        first = self.product((d, j, i), add, self.step.tile, (*roomy, self.queries.name), settled)
         value, between, roomy = self.scratch(found.value, found.columns, start, count, self.across, "value")
         j, e, i = self.axis("j", count), self.axis("e", self.across), self.axis("i", self.step.rows)
         product = Op("product", (value(ix(j), ix(e)), Load(self.scores, (self.place(ix(i), ix(j), self.step.keys),))), self.dtype)
         add = Store(self.mixed, (self.place(ix(i), ix(e), self.across),), product, None, "add")
-        second = self.product((j, e, i), add, roomy, self.shrunk)
+        second = self.product((j, e, i), add, self.step.tile, (*roomy, self.scores.name), self.shrunk)
         weights = self.each_panel(lambda panel: self.weights(panel, start, count, score))
-        return (*lets, *before, *first, *weights, *between, *second)
-
-    def product(
-        self, axes: tuple[Axis, Axis, Axis], add: Store, roomy: tuple[str, ...], end: Callable[[Store], Store]
-    ) -> tuple[Stmt, ...]:
-        """The sums of products by tiles of registers, each of which goes to memory as ``end`` makes it of an addition."""
-        (loop,) = nested(axes, (add,))
-        assert isinstance(loop, For)
-        step = Registers(axes[0].name, self.high, self.wide, self.step.lanes, (*roomy, self.queries.name, self.scores.name))
-        body = registers(loop, step, self.taken)
-        return map_statements(body, lambda s: (end(s),) if isinstance(s, Store) and s.buffer is add.buffer else (s,))
+        return (*before, *first, *weights, *between, *second)
 
     def shrunk(self, add: Store) -> Store:
-        """What was summed so far, as the greatest score has grown, and a tile's sum."""
         (place,) = add.index
         row = ix(0)
         for atom in index_atoms(place):
@@ -312,13 +193,11 @@ class _Online:
                 row = row + ix(atom)
             elif step == self.across * self.wide:
                 row = row + ix(atom) * self.wide
-        less = Op("mul", (Load(add.buffer, add.index), Load(self.shrink, (row,))), self.dtype)
-        return Store(add.buffer, add.index, Op("add", (less, add.value), self.dtype))
+        return shrunk(add, Load(self.shrink, (row,)))
 
     def weights(self, panel: Index, start: Index, count: Index, score: Expr) -> tuple[Stmt, ...]:
         """Scores become weights; the greatest score, the sum and by what sums shrink follow."""
         dtype, wide = self.dtype, self.wide
-        nothing, zero = Const(-math.inf, dtype), Const(0.0, dtype)
         best, shift, part = (self.array(n, wide) for n in ("best", "shift", "part"))
         j, again = self.axis("j", count), self.axis("j", count)
         base = panel * (self.step.keys * wide)
@@ -330,45 +209,35 @@ class _Online:
             body: list[Stmt] = []
             place = (base + ix(j) * wide + r,)
             there = Substitution(
-                {**self.at, self.rows: self.row(panel, r), self.found.keys: start + j},
+                {**self.at, self.down: self.row(panel, r), self.found.keys: start + j},
                 {self.found.product.name: Load(self.scores, place)},
             )
             value = self.let("score", there.expr(score), body)
-            old = Load(best, (r,))
-            more = Op("select", (Op("gt", (value, old), bool_), value, old), dtype)
-            return (*body, Store(self.scores, place, value), Store(best, (r,), more))
+            return (*body, Store(self.scores, place, value), Store(best, (r,), greater(value, Load(best, (r,)))))
 
         def follow(r: Index) -> tuple[Stmt, ...]:
-            body: list[Stmt] = []
-            new = self.let("new", Load(best, (r,)), body)
-            none = Op("eq", (new, nothing), bool_)
-            less = self.let("less", Op("select", (none, zero, new), dtype), body)
-            old = Op("exp", (Op("sub", (Load(self.top, (row(r),)), less), dtype),), dtype)
-            return (*body, Store(shift, (r,), less), Store(self.shrink, (row(r),), old), Store(self.top, (row(r),), new))
+            body, less, new, by = self.grown(Load(self.top, (row(r),)), Load(best, (r,)))
+            return (*body, Store(shift, (r,), less), Store(self.shrink, (row(r),), by), Store(self.top, (row(r),), new))
 
         def weigh(r: Index) -> tuple[Stmt, ...]:
             body: list[Stmt] = []
             place = (base + ix(again) * wide + r,)
             value = Op("exp", (Op("sub", (Load(self.scores, place), Load(shift, (r,))), dtype),), dtype)
             weight = self.let("weight", value, body)
-            kept: Expr = weight
-            if self.found.weight != dtype:
-                kept = Op("cast", (Op("cast", (weight,), self.found.weight),), dtype)
-            return (*body, Store(self.scores, place, kept), Store(part, (r,), weight, None, "add"))
+            return (*body, Store(self.scores, place, self.narrowed(weight)), Store(part, (r,), weight, None, "add"))
 
         def sum_up(r: Index) -> tuple[Stmt, ...]:
-            old = Op("mul", (Load(self.total, (row(r),)), Load(self.shrink, (row(r),))), dtype)
-            return (Store(self.total, (row(r),), Op("add", (old, Load(part, (r,))), dtype)),)
+            return (shrunk(Store(self.total, (row(r),), Load(part, (r,))), Load(self.shrink, (row(r),))),)
 
         return (
             Alloc(best),
             Alloc(shift),
             Alloc(part, "add"),
-            self.lanes(lambda r: (Store(best, (r,), Load(self.top, (row(r),))),)),
-            For(j, (self.lanes(greatest),)),
-            self.lanes(follow),
-            For(again, (self.lanes(weigh),)),
-            self.lanes(sum_up),
+            self.vectors(lambda r: (Store(best, (r,), Load(self.top, (row(r),))),)),
+            For(j, (self.vectors(greatest),)),
+            self.vectors(follow),
+            For(again, (self.vectors(weigh),)),
+            self.vectors(sum_up),
         )
 
     # ------------------------------------------------------------ results
@@ -376,38 +245,20 @@ class _Online:
     def results(self) -> tuple[Stmt, ...]:
         found = self.found
 
-        def known(panel: Index, row: Index, body: list[Stmt]) -> Substitution:
+        def known(panel: Index, row: Index) -> Substitution:
             number = panel * self.wide + row
-            top = self.let("top_of", Load(self.top, (number,)), body)
-            none = Op("eq", (top, Const(-math.inf, self.dtype)), bool_)
-            shift = Op("select", (none, Const(0.0, self.dtype), top), self.dtype)
-            values = {found.total.name: Load(self.total, (number,)), found.shift.name: shift}
-            return Substitution({**self.at, self.rows: self.first + number}, values)
+            values = self.known(Load(self.top, (number,)), Load(self.total, (number,)))
+            return Substitution({**self.at, self.down: self.first + number}, values)
 
         def mixed(panel: Index) -> tuple[Stmt, ...]:
             r, e = self.axis("r", self.left(panel)), self.axis(found.columns.name, found.columns.extent)
-            body: list[Stmt] = []
-            there = known(panel, ix(r), body)
-            uses_shift = any(Opaque(found.shift.name) in free_atoms(s.value) for s in found.mix if isinstance(s, Let | Store))
+            there = known(panel, ix(r))
             there.atoms[found.columns] = ix(e)
             there.rename(found.mixed.name, Load(self.mixed, (panel * (self.across * self.wide) + ix(e) * self.wide + r,)))
-            return self.copy(r, e, *(body if uses_shift else ()), *self.fresh_lets(there, found.mix))
+            return self.copy(r, e, *self.fresh_lets(there, found.mix))
 
         def rest(panel: Index) -> tuple[Stmt, ...]:
             r = self.axis("r", self.left(panel))
-            body: list[Stmt] = []
-            there = known(panel, ix(r), body)
-            loop = For(r, (*body, *self.fresh_lets(there, found.rest)))
-            try:
-                return (bind(loop, Kind("vector", self.step.lanes)),)
-            except ScheduleError:
-                return (loop,)
+            return (self.bound(For(r, self.fresh_lets(known(panel, ix(r)), found.rest))),)
 
         return (*self.each_panel(mixed), *(self.each_panel(rest) if found.rest else ()))
-
-    def fresh_lets(self, there: Substitution, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-        for stmt in body:
-            if isinstance(stmt, Let):
-                there.rename(stmt.var.name, Var(fresh(stmt.var.name, self.taken), stmt.var.dtype))
-        return there.body(tuple(body))
-
