@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from lowc.errors import ScheduleError
 from lowc.ir.index import Axis, Index, constant, floordiv, ix, maximum, minimum, mod, multiple_of, split
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import Alloc, Const, Expr, For, Kind, Let, Load, Op, Stmt, Store
-from lowc.ir.walk import Substitution, parts
+from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Let, Load, Op, Stmt, Store
+from lowc.ir.types import bool_
+from lowc.ir.walk import Substitution, parts, rewrite
 from lowc.scheduler.apply import Tile, tiled
 from lowc.scheduler.attention import Attention
 from lowc.scheduler.attention_blocks import Blocks, attention, greater, settled, shrunk, zeroed
@@ -201,6 +202,7 @@ class _Online(Blocks):
         best, shift, part = (self.array(n, wide) for n in ("best", "shift", "part"))
         j, again = self.axis("j", count), self.axis("j", count)
         base = panel * (self.step.keys * wide)
+        turned, copies = self.turned(panel, start, count, score)
 
         def row(r: Index) -> Index:
             return panel * wide + r
@@ -212,7 +214,8 @@ class _Online(Blocks):
                 {**self.at, self.down: self.row(panel, r), self.found.keys: start + j},
                 {self.found.product.name: Load(self.scores, place)},
             )
-            value = self.let("score", there.expr(score), body)
+            memo: dict[int, Expr] = {key: Load(b, (ix(j) * wide + r,)) for key, b in turned.items()}
+            value = self.let("score", there.expr(rewrite(score, lambda p: p, memo)), body)
             return (*body, Store(self.scores, place, value), Store(best, (r,), greater(value, Load(best, (r,)))))
 
         def follow(r: Index) -> tuple[Stmt, ...]:
@@ -230,6 +233,7 @@ class _Online(Blocks):
             return (shrunk(Store(self.total, (row(r),), Load(part, (r,))), Load(self.shrink, (row(r),))),)
 
         return (
+            *copies,
             Alloc(best),
             Alloc(shift),
             Alloc(part, "add"),
@@ -239,6 +243,24 @@ class _Online(Blocks):
             For(again, (self.vectors(weigh),)),
             self.vectors(sum_up),
         )
+
+    def turned(self, panel: Index, start: Index, count: Index, score: Expr) -> tuple[dict[int, Buffer], list[Stmt]]:
+        """What of a score lies along the keys, as a mask may: by ``id`` of a load, [keys][rows of a panel] of it; the copies."""
+        found: dict[int, Buffer] = {}
+        copies: list[Stmt] = []
+        for part in {id(p): p for p in parts(score)}.values():
+            if not isinstance(part, Load) or part.mask is not None:
+                continue
+            across, rest = split(part.index[0], self.down)
+            if constant(across) in (0, 1) or constant(split(rest, self.found.keys)[0]) != 1:
+                continue
+            block = self.array("bias", self.step.keys * self.wide, part.dtype)
+            j, r = self.axis("j", count), self.axis("r", self.left(panel))
+            there = Substitution({**self.at, self.down: self.first + panel * self.wide + r, self.found.keys: start + j})
+            fill = ("or" if part.dtype == bool_ else "add") if self.ragged else ""
+            copies += [Alloc(block, fill), *self.copy(j, r, Store(block, (ix(j) * self.wide + r,), there.expr(part)))]
+            found[id(part)] = block
+        return found, copies
 
     # ------------------------------------------------------------ results
 
