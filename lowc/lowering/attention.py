@@ -137,7 +137,7 @@ def _lowered(b: Builder, outs: Outputs, asked: Attention, dropout: float) -> Res
         raise NotLowered("dropout")
     if any(b.needs(n) and isinstance(m, TensorMeta) for n, m in enumerate(outs) if n > 1):
         raise NotLowered("the state of random numbers, or another result that only ATen has")
-    _check(asked)
+    _check(asked, b.alone)
     if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal):
         raise NotLowered(why)
     out, lse = outs[0], outs[1]
@@ -150,7 +150,7 @@ def _lowered(b: Builder, outs: Outputs, asked: Attention, dropout: float) -> Res
     return (result, sums, *(m if isinstance(m, Index) else None for m in outs[2:]))
 
 
-def _check(asked: Attention) -> None:
+def _check(asked: Attention, alone: bool) -> None:
     q, k, v = asked.q, asked.k, asked.v
     said = ", ".join(f"{x.dtype}{list(x.shape)}" for x in (q, k, v))
     if any(len(x.shape) != 4 for x in (q, k, v)) or q.dtype.kind != "f" or not q.dtype == k.dtype == v.dtype:
@@ -160,7 +160,7 @@ def _check(asked: Attention) -> None:
     heads, shared = constant(q.shape[1]), constant(k.shape[1])
     if q.shape[1] != k.shape[1] and (heads is None or not shared or heads % shared):
         raise NotLowered(f"attention of {heads or q.shape[1]} heads of queries and {shared or k.shape[1]} of keys")
-    if (lower_bound(k.shape[2]) or 0) < 1:
+    if (lower_bound(k.shape[2]) or 0) < 1 and not alone:  # alone: the result is 0, as by the formula
         raise NotLowered("attention with, perhaps, no keys")
     if constant(q.shape[3]) is None or constant(v.shape[3]) is None:
         raise NotLowered("attention with heads of a width that only the call tells")

@@ -18,7 +18,6 @@ from lowc.ir.index import (
     depends_on,
     floordiv,
     ix,
-    lower_bound,
     maximum,
     minimum,
     mod,
@@ -44,8 +43,6 @@ def attention(loop: For) -> Attention:
         raise ScheduleError(f"the loop over {loop.axis.name} is no attention")
     if any(depends_on(f.axis.extent, g.axis) for f in found.outer for g in found.outer):
         raise ScheduleError(f"how long a loop within {loop.axis.name} is depends on another loop")
-    if (lower_bound(found.keys.extent) or 0) < 1:
-        raise ScheduleError(f"{found.keys.name} may have no iteration")
     if constant(found.depth.extent) is None or constant(found.columns.extent) is None:
         raise ScheduleError(f"heads of {found.depth.extent} and {found.columns.extent}")
     return found
