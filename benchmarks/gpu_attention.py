@@ -15,6 +15,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +162,8 @@ def prepared(call: Callable[[], Any]) -> Graph:
     return graph, 2, max(1, round(BURST / max(2 * burst(graph, 2, 2), 1e-3)))
 
 
-def measure(size: tuple[int, int, int, int], causal: bool, dtype: torch.dtype, rounds: int) -> dict[str, float]:
-    """Milliseconds by side."""
+def measure(size: tuple[int, int, int, int], causal: bool, dtype: torch.dtype, rounds: int) -> tuple[dict[str, float], float]:
+    """Milliseconds by side; the relative difference of lowc's result to flash attention's."""
     torch._dynamo.reset()
     q, k, v = qkv(*size, dtype)
     function = attend(is_causal=causal)
@@ -171,11 +172,13 @@ def measure(size: tuple[int, int, int, int], causal: bool, dtype: torch.dtype, r
     for name, backend in LIBRARIES.items():
         with sdpa_kernel(backend):
             graphs[name] = prepared(lambda: function(q, k, v))
-    return in_turn(graphs, rounds)
+    with sdpa_kernel(LIBRARIES["flash"]):
+        apart = error(compiled(q, k, v), function(q, k, v).double())
+    return in_turn(graphs, rounds), apart
 
 
 def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
-    """TFLOP/s of variants of the chosen way: groups of threads, the order of blocks, keys at a time."""
+    """TFLOP/s of variants of the chosen way: blocks that take tiles in turns, the order of tiles."""
     chosen = choose_attention.choices
     for name, (size, causal) in cases(dtype).items():
         if not all(part in name for part in names):
@@ -183,10 +186,8 @@ def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
         q, k, v = qkv(*size, dtype)
         function = attend(is_causal=causal)
         variants: dict[str, dict[str, Any]] = {"chosen": {}}
-        for groups, keys, stages in ((2, 128, 2), (2, 128, 3), (3, 128, 3), (3, 128, 2), (2, 64, 3), (2, 64, 4)):
-            if choose_attention.shared(size[3], size[3], groups, keys, stages, 1) <= choose_attention.SHARED:
-                fields = {"groups": groups, "keys": keys, "stages": stages, "strips": 1}
-                variants[f"{groups} groups, {keys} keys, {stages} stages"] = fields
+        variants["a block for each tile"] = {"blocks": 0}
+        variants["tiles in turns"] = {"blocks": torch.cuda.get_device_properties(0).multi_processor_count}
         if causal:
             variants["other order"] = {"late_first": None}
         graphs: dict[str, Graph] = {}
@@ -201,7 +202,7 @@ def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
             torch._dynamo.reset()
             compiled = torch.compile(function, backend="lowc", options=OPTIONS, dynamic=False)
             try:
-                graphs[variant] = prepared(lambda compiled=compiled: compiled(q, k, v))
+                graphs[variant] = prepared(partial(compiled, q, k, v))
             except Exception as problem:
                 print(f"{name}, {variant}: {type(problem).__name__}: {str(problem)[:150]}", flush=True)
             finally:
@@ -236,11 +237,13 @@ def main() -> None:
         for name, (size, causal) in cases(dtype).items():
             if given.only and not all(part in name for part in given.only.split(",")):
                 continue
-            found = measure(size, causal, dtype, given.rounds)
+            found, apart = measure(size, causal, dtype, given.rounds)
             work = operations(size, causal)
             rates = [f"{work / found[side] / 1e9:.0f}" for side in ("own", *LIBRARIES)]
             line = [name, f"{found['own'] * 1e3:.1f}", *rates, f"{found['cuDNN'] / found['own']:.3f}"]
-            print("  ".join(line), flush=True)
+            print("  ".join(line), f" difference {apart:.1e}", flush=True)
+            if not apart < 1e-2:
+                sys.exit(f"{name}: results differ")
             lines.append(line)
     text = table(["attention", "own us", "own TFLOP/s", *LIBRARIES, "own / cuDNN"], lines)
     print(text)

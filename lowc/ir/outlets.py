@@ -6,6 +6,8 @@
       for i in 128 instr(tma) { for j in 64 { y[…] = strip[i, j] if i_at + i < M & c*64 + j_at + j < N } }      # a Drain
     }
 
+Where each group of 128 threads sets a part of its own, ``strip[t // 128, …]``, groups need not wait for one another.
+
 The engine stores a strip while threads are at the next ones, and the next tile.  A row of a strip is 128 bytes; how strips are
 swizzled is between the threads and the engine, as with fills.  What is beyond the edges is not stored.
 """
@@ -13,9 +15,9 @@ swizzled is between the threads and the engine, as with fills.  What is beyond t
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowc.ir.index import constant, ix
+from lowc.ir.index import constant, floordiv, ix
 from lowc.ir.nodes import Alloc, Buffer, For, Load, Stmt, Store
-from lowc.ir.tiles import TMA, Box, box_of, copy_nest, is_dense, is_outlet
+from lowc.ir.tiles import GROUP, TMA, Box, box_of, copy_nest, is_dense, is_outlet
 from lowc.ir.types import DType
 from lowc.ir.walk import statements
 
@@ -38,12 +40,14 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outlet:
-    """``loop``: ``work``, a thread loop, sets its ``strips``, which are as many in turn as it is wide."""
+    """``loop``: ``work``, a thread loop, sets its ``strips``, which are as many in turn as it is wide.  ``apart``: each group of
+    threads sets a part of each strip that is its own."""
 
     loop: For
     strips: tuple[Buffer, ...]
     work: For
     drains: tuple[Drain, ...]
+    apart: bool
 
 
 def drain(stmt: Stmt) -> Drain | None:
@@ -85,4 +89,13 @@ def outlet(loop: For) -> Outlet | None:
     found = tuple([d for d in drains if d is not None])
     if [id(d.strip) for d in found] != [id(s) for s in strips]:
         return None
-    return Outlet(loop, strips, work, found)
+    return Outlet(loop, strips, work, found, all(_is_apart(work, s) for s in strips))
+
+
+def _is_apart(work: For, strip: Buffer) -> bool:
+    """Whether a thread sets nothing of ``strip`` but the part of its group of threads."""
+    groups, rest = divmod(constant(work.axis.extent) or 0, GROUP)
+    if rest or len(strip.shape) != 3 or constant(strip.shape[0]) != groups:
+        return False
+    stores = [s for s in statements(work.body) if isinstance(s, Store) and s.buffer is strip]
+    return all(s.index[0] == floordiv(ix(work.axis), ix(GROUP)) for s in stores)

@@ -200,8 +200,8 @@ def relay(body: Sequence[Stmt]) -> Relay | None:
 
 
 def block_body(body: Sequence[Stmt]) -> Sequence[Stmt]:
-    """What is inside the block loops of a kernel."""
-    while len(body) == 1 and isinstance(body[0], For) and body[0].kind.name == "block":
+    """What is inside the block loops of a kernel, and inside the loop over the turns of a block if that is all it does."""
+    while len(body) == 1 and isinstance(body[0], For) and body[0].kind.name in ("block", "serial"):
         body = body[0].body
     return body
 

@@ -35,7 +35,7 @@ from lowc.ir.types import accumulate_dtype, bool_
 from lowc.lowering.builder import Builder
 from lowc.lowering.matmul import copied_along
 from lowc.lowering.scalars import cast, const, op, select
-from lowc.lowering.values import Value
+from lowc.lowering.values import Coords, Value
 
 Outputs = Sequence[TensorMeta | Index | None]
 Results = tuple[Value | Index | None, ...]
@@ -132,13 +132,18 @@ def lines_of(x: Value) -> bool:
 
 
 def _lowered(b: Builder, outs: Outputs, asked: Attention, dropout: float) -> Results:
-    """A value for each result that something needs, None for others; raises NotLowered if more than two are needed."""
+    """A value for each result that something needs, None for others.
+
+    The state of random numbers, which a backward pass is given and without dropout makes no use of, is 0.  Raises NotLowered if
+    any other result is needed than that and the first two.
+    """
     if dropout:
         raise NotLowered("dropout")
-    if any(b.needs(n) and isinstance(m, TensorMeta) for n, m in enumerate(outs) if n > 1):
-        raise NotLowered("the state of random numbers, or another result that only ATen has")
-    _check(asked, b.alone)
-    if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal):
+    states = {n: m for n, m in enumerate(outs) if n > 1 and isinstance(m, TensorMeta) and b.needs(n)}
+    if any(m.dtype.kind not in "iu" for m in states.values()):
+        raise NotLowered("another result that only ATen has")
+    check(asked, b.alone)
+    if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, False):
         raise NotLowered(why)
     out, lse = outs[0], outs[1]
     assert isinstance(out, TensorMeta) and isinstance(lse, TensorMeta)
@@ -147,10 +152,12 @@ def _lowered(b: Builder, outs: Outputs, asked: Attention, dropout: float) -> Res
     if sums is not None and len(sums.shape) == 3 and sums.shape[2] != out.shape[2]:
         _pad(b, sums, out.shape[2])
     _kernel(b, asked, result, sums)
-    return (result, sums, *(m if isinstance(m, Index) else None for m in outs[2:]))
+    zeros = {n: b.map(m, lambda _, m=m: const(0, m.dtype), f"{b.stem}_state") for n, m in states.items()}
+    return (result, sums, *(zeros.get(n) if not isinstance(m, Index) else m for n, m in enumerate(outs) if n > 1))
 
 
-def _check(asked: Attention, alone: bool) -> None:
+def check(asked: Attention, alone: bool = False) -> None:
+    """Raises NotLowered for what the kernels are not for.  ``alone``: without keys the result is 0, as by the formula."""
     q, k, v = asked.q, asked.k, asked.v
     said = ", ".join(f"{x.dtype}{list(x.shape)}" for x in (q, k, v))
     if any(len(x.shape) != 4 for x in (q, k, v)) or q.dtype.kind != "f" or not q.dtype == k.dtype == v.dtype:
@@ -160,7 +167,7 @@ def _check(asked: Attention, alone: bool) -> None:
     heads, shared = constant(q.shape[1]), constant(k.shape[1])
     if q.shape[1] != k.shape[1] and (heads is None or not shared or heads % shared):
         raise NotLowered(f"attention of {heads or q.shape[1]} heads of queries and {shared or k.shape[1]} of keys")
-    if (lower_bound(k.shape[2]) or 0) < 1 and not alone:  # alone: the result is 0, as by the formula
+    if (lower_bound(k.shape[2]) or 0) < 1 and not alone:
         raise NotLowered("attention with, perhaps, no keys")
     if constant(q.shape[3]) is None or constant(v.shape[3]) is None:
         raise NotLowered("attention with heads of a width that only the call tells")
@@ -174,13 +181,25 @@ def _pad(b: Builder, sums: Value, rows: Index) -> None:
         b.store(sums, (at[0], at[1], rows + at[2]), const(math.inf, sums.dtype))
 
 
+def score_of(b: Builder, asked: Attention, product: Expr, place: Coords) -> Expr:
+    """What is made of the product of a query and a key, at (batch, head, query, key)."""
+    wide, deep = product.dtype, constant(asked.q.shape[3]) or 1
+    nothing = const(-math.inf, wide)
+    value: Expr = op("mul", product, const(1 / math.sqrt(deep) if asked.scale is None else asked.scale, wide))
+    if asked.bias is not None:
+        bias = b.read(asked.bias, place)
+        value = select(bias, value, nothing) if bias.dtype == bool_ else op("add", value, cast(bias, wide))
+    if asked.causal:
+        value = select(op("le", b.index(place[3]), b.index(place[2])), value, nothing)
+    return value
+
+
 def _kernel(b: Builder, asked: Attention, result: Value, sums: Value | None) -> None:
     q, k, v = asked.q, asked.k, asked.v
     wide = accumulate_dtype(q.dtype)
     batch, heads, rows, deep = q.shape
     keys, across = k.shape[2], v.shape[3]
     each = ix((constant(heads) or 1) // (constant(k.shape[1]) or 1)) if heads != k.shape[1] else ix(1)
-    factor = const(1 / math.sqrt(constant(deep) or 1) if asked.scale is None else asked.scale, wide)
     nothing, zero = const(-math.inf, wide), const(0.0, wide)
     scores = b.temp(wide, (batch, heads, rows, keys), name="scores")
     weights = b.temp(v.dtype, (batch, heads, rows, keys), name="weights")
@@ -193,13 +212,7 @@ def _kernel(b: Builder, asked: Attention, result: Value, sums: Value | None) -> 
             with b.loop(deep, "d") as d:
                 left, right = b.load(q, (n, h, i, d)), b.load(k, (n, shared, j, d))
                 b.update(score, "add", op("product", cast(left, wide), cast(right, wide)))
-            value: Expr = op("mul", score[0], factor)
-            if asked.bias is not None:
-                bias = b.read(asked.bias, (n, h, i, j))
-                value = select(bias, value, nothing) if bias.dtype == bool_ else op("add", value, cast(bias, wide))
-            if asked.causal:
-                value = select(op("le", b.index(j), b.index(i)), value, nothing)
-            value = b.let(value)
+            value = b.let(score_of(b, asked, score[0], (n, h, i, j)))
             b.store(scores, (n, h, i, j), value)
             b.update(top, "max", value)
         shift = b.let(select(op("eq", top[0], nothing), zero, top[0]))

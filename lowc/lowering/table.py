@@ -10,6 +10,7 @@ from lowc.lowering import (
     activation,
     asserts,
     attention,
+    attention_backward,
     concat,
     convert,
     convolution,
@@ -418,6 +419,10 @@ ATTENTION: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_flash_attention.default": attention.flash,
     "aten._scaled_dot_product_efficient_attention.default": attention.efficient,
     "aten._scaled_dot_product_cudnn_attention.default": attention.cudnn,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": attention_backward.for_cpu,
+    "aten._scaled_dot_product_flash_attention_backward.default": attention_backward.flash,
+    "aten._scaled_dot_product_efficient_attention_backward.default": attention_backward.efficient,
+    "aten._scaled_dot_product_cudnn_attention_backward.default": attention_backward.cudnn,
 }
 
 TABLE: dict[str, Callable[..., Any]] = {

@@ -13,10 +13,11 @@ from lowc.options import Options
 from lowc.scheduler.attention import find, seen
 from lowc.scheduler.choose_tensor_cores import ABILITY, SHARED
 from lowc.scheduler.nest import estimate
-from lowc.scheduler.relay import PIECE, WIDEST, Relayed
+from lowc.scheduler.relay import WIDEST, Relayed
+from lowc.scheduler.relay_tiles import PIECE
 from lowc.target import Target
 
-Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool], str]
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, bool], str]
 LONG = 8192  # keys from which blocks of one head are at work at a time, so that its keys and values stay in the L2 cache
 WAYS = ((3, 128, 3), (2, 128, 2), (2, 64, 2), (1, 64, 2))  # groups, keys at a time, stages
 THIN = 64  # columns up to which three groups have registers enough
@@ -55,18 +56,22 @@ def shared(deep: int, wide: int, groups: int, keys: int, stages: int, strips: in
 def library(target: Target, options: Options) -> Whose:
     """For ``lowering``: why attention of a dtype and of queries, keys and values of these shapes is ATen's; "" for lowc's own.
 
-    Told also whether there is a bias, whether it is causal, and whether all lie as the copying engine wants them.
+    Told also whether there is a bias, whether it is causal, whether all lie as the copying engine wants them, and whether it is
+    the backward pass.
     """
 
     def why(
-        dtype: DType, q: Sequence[Index], k: Sequence[Index], v: Sequence[Index], biased: bool, causal: bool, in_lines: bool
-    ) -> str:
+        dtype: DType, q: Sequence[Index], k: Sequence[Index], v: Sequence[Index],
+        biased: bool, causal: bool, in_lines: bool, backward: bool,
+    ) -> str:  # fmt: skip
         if options.attention == "library":
             return "option attention='library'"
         if options.numerics == "strict" and options.attention != "own":
             return "option numerics='strict'"
         if target.kind != "nvptx":
             return "" if options.attention == "own" else "a library's (lowc's own with option attention='own')"
+        if backward:
+            return "lowc's own backward pass of attention is for CPUs"
         if ABILITY not in target.ops:
             return f"lowc's own is for compute capability 9.0, not {target.cpu}"
         if dtype.bits != 16:

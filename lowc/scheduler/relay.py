@@ -22,21 +22,15 @@ are 0.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir import outlets, relays, tiles
+from lowc.ir import relays, tiles
 from lowc.ir.index import (
     ONE,
-    Atom,
     Axis,
-    FloorDiv,
     Index,
-    Opaque,
-    atoms,
     constant,
-    depends_on,
     floordiv,
     ix,
     lower_bound,
@@ -62,17 +56,14 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.types import bool_, f32, i32, i64
-from lowc.ir.walk import Substitution, both, free_atoms, rewrite, with_mask
+from lowc.ir.walk import Substitution, both, rewrite
 from lowc.scheduler.attention import Attention, find, seen
-from lowc.scheduler.nest import nested, numel
+from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, RelayTiles, renamed
 from lowc.scheduler.rename import fresh
 from lowc.scheduler.tensor_cores import narrow
 from lowc.scheduler.tile_epilogue import less
 
-UNROLL = Kind("unroll", 128)
-PAIR = Kind("vector", 2)
 CHAINS = 4  # in which the greatest and the sum of a row are found
-PIECE = 8  # keys, or columns, of which a thread has two neighbours
 WIDEST = 256  # depth and columns
 
 
@@ -80,7 +71,8 @@ WIDEST = 256  # depth and columns
 class Relayed:
     """``axis``: the outermost loop.  ``groups`` of 128 threads have 64 rows of queries each; ``keys`` come at a time, in as many
     ``stages``.  ``late_first``: blocks of the last rows, which see most keys, are the first.  ``strips``: how many are in turn
-    where results leave; 0 where threads store."""
+    where results leave; 0 where threads store.  ``blocks``: the most there are at a time, each taking tiles in turns; 0: one for
+    each tile."""
 
     axis: str
     groups: int
@@ -88,6 +80,7 @@ class Relayed:
     stages: int
     late_first: bool
     strips: int
+    blocks: int = 0
 
 
 def relayed(loop: For, step: Relayed, taken: set[str]) -> tuple[Stmt, ...]:
@@ -95,12 +88,9 @@ def relayed(loop: For, step: Relayed, taken: set[str]) -> tuple[Stmt, ...]:
     found = find(loop)
     if found is None or found.rows is None:
         raise ScheduleError(f"the loop over {loop.axis} is no attention with rows")
-    for each in found.outer:
-        if any(depends_on(each.axis.extent, f.axis) for f in found.outer):
-            raise ScheduleError(f"how long {each.axis} is depends on another loop")
     if (lower_bound(found.keys.extent) or 0) < 1:
         raise ScheduleError(f"{found.keys} may have no iteration")
-    return _Relay(found, step, taken).grid()
+    return _Relay(found, step, taken).grid(step.late_first, step.blocks)
 
 
 def scaled(score: Expr, product: Var) -> tuple[Expr, float]:
@@ -112,13 +102,11 @@ def scaled(score: Expr, product: Var) -> tuple[Expr, float]:
     return score, 1.0
 
 
-class _Relay:
+class _Relay(RelayTiles):
     def __init__(self, found: Attention, step: Relayed, taken: set[str]) -> None:
         assert found.rows is not None
-        self.found, self.step, self.taken = found, step, taken
-        self.rows = found.rows.axis
-        self.batch = [f.axis for f in found.outer if f is not found.rows]
-        self.threads, self.high = step.groups * tiles.GROUP, step.groups * tiles.GROUP_ROWS
+        super().__init__(found.outer, found.rows.axis, step.groups, taken)
+        self.found, self.step = found, step
         deep, wide = constant(found.depth.extent), constant(found.columns.extent)
         if deep is None or wide is None or max(deep, wide) > WIDEST or wide % PIECE or deep % PIECE:
             raise ScheduleError(f"heads of {found.depth.extent} and {found.columns.extent}")
@@ -132,98 +120,10 @@ class _Relay:
             if step_ != ONE or (constant(first) or 0) < 1:
                 raise ScheduleError(f"a row that sees {self.limit} keys")
         self.score, self.factor = scaled(inner, found.product)
-        self.lets: list[Let] = []
-        self.at: dict[Atom, Index] = {}
         self.each = step.keys // 2  # scores of a thread
-        self.thread = Axis(fresh("t", taken), ix(self.threads))
 
-    # ------------------------------------------------------------ names
-
-    def axis(self, name: str, extent: int | Index) -> Axis:
-        return Axis(fresh(name, self.taken), ix(extent))
-
-    def local(self, name: str, count: int, reducer: str = "", dtype: object = f32) -> Alloc:
-        """An array of ``count`` for each thread."""
-        shape, strides = (ix(self.threads), ix(count)), (ix(count), ONE)
-        return Alloc(Buffer(fresh(name, self.taken), dtype, shape, strides, "local"), reducer)  # type: ignore[arg-type]
-
-    def named(self, name: str, index: Index) -> Index:
-        """``index`` as the coordinate that a let holds, unless it is a number."""
-        if constant(index) is not None:
-            return index
-        var = Var(fresh(name, self.taken), i64)
-        self.lets.append(Let(var, FromIndex(index, i64)))
-        return ix(Opaque(var.name))
-
-    def let(self, name: str, value: Expr, body: list[Stmt]) -> Var:
-        var = Var(fresh(name, self.taken), value.dtype)
-        body.append(Let(var, value))
-        return var
-
-    def threaded(self, axis: Axis, body: Sequence[Stmt]) -> For:
-        return For(axis, tuple(body), Kind("thread", self.threads))
-
-    # ------------------------------------------------------------ the grid
-
-    def grid(self) -> tuple[Stmt, ...]:
-        down = (self.rows.extent + (self.high - 1)) // self.high
-        several = numel([a.extent for a in self.batch])
-        block = self.axis(f"{self.rows.name}_g", several * down)
-        if self.step.late_first:
-            matrix, tile = mod(ix(block), several), down - 1 - floordiv(ix(block), several)
-        else:
-            matrix, tile = floordiv(ix(block), down), mod(ix(block), down)
-        for axis in reversed(self.batch):
-            last = axis is self.batch[0]
-            self.at[axis] = self.named(f"{axis.name}_at", matrix if last else mod(matrix, axis.extent))
-            matrix = floordiv(matrix, axis.extent)
-        self.at[self.rows] = self.named(f"{self.rows.name}_tile", tile) * self.high
-        self.share()
-        body = self.tile()
-        return (For(block, (*self.lets, *body), Kind("block")),)
-
-    def share(self) -> None:
-        """Gives names to what several heads have in common: ``h // 4``."""
-        for factor in (self.key, self.value):
-            for atom in list(free_atoms(factor)):
-                if not isinstance(atom, FloorDiv) or atom in self.at or constant(atom.den) is None:
-                    continue
-                inside = [a for a in atoms(atom.num) if isinstance(a, Axis)]
-                if len(inside) == 1 and inside[0] in self.batch and atom.num == ix(inside[0]):
-                    self.at[atom] = self.named(f"{inside[0].name}_shared", floordiv(self.at[inside[0]], atom.den))
-
-    # ------------------------------------------------------------ tiles
-
-    def fill(
-        self, name: str, value: Expr, across: Axis, start: Index, size: int, along: Axis, turned: bool
-    ) -> tuple[Buffer, For]:
-        """The tile of ``value`` for ``size`` places of ``across`` from ``start`` on, and all of ``along``, which rows of the tile
-        lie along; and the nest that fills it.  ``turned``: ``along`` are columns, not the depth, of the product."""
-        chunks = -(-(constant(along.extent) or 0) // tiles.SPAN)
-        chunk, i, k = self.axis("c", chunks), self.axis(across.name, size), self.axis("k", tiles.SPAN)
-        flat = chunks == 1 and not turned
-        axes = (i, k) if flat else (chunk, i, k)
-        at = {**self.at, across: start + i, along: ix(k) + (ZERO_IX if flat else ix(chunk) * tiles.SPAN)}
-        shape = tuple([a.extent for a in axes])
-        strides = tuple([numel(shape[n + 1 :]) for n in range(len(shape))])
-        tile = Buffer(fresh(name, self.taken), value.dtype, shape, strides, "shared")
-        inside: Expr | None = None
-        for axis in (along, across, *self.batch):
-            if axis in at:
-                inside = both(inside, less(at[axis], axis.extent))
-        for atom, there in self.at.items():
-            if isinstance(atom, FloorDiv):
-                axis = next(a for a in atoms(atom.num) if isinstance(a, Axis))
-                inside = both(inside, less(there, floordiv(axis.extent + (atom.den - 1), atom.den)))
-        assert inside is not None
-        there = with_mask(Substitution(at).expr(value), inside, {})
-        nest = nested(axes, (Store(tile, tuple([ix(a) for a in axes]), there),))[0]
-        assert isinstance(nest, For)
-        nest = For(nest.axis, nest.body, Kind("instr", 0, tiles.TMA))
-        filled = tiles.fill(nest)
-        if filled is None or tiles.box(filled) is None:
-            raise ScheduleError(f"{name} is no box that the copying engine takes")
-        return tile, nest
+    def shared(self) -> tuple[Expr, ...]:
+        return self.key, self.value
 
     def tile(self) -> list[Stmt]:
         q, filled = self.fill("q", self.query, self.rows, self.at[self.rows], self.high, self.found.depth, False)
@@ -262,15 +162,15 @@ class _Relay:
         start = (last - turn) * self.step.keys
         k, k_fill = self.fill("k", self.key, self.found.keys, start, self.step.keys, self.found.depth, False)
         v, v_fill = self.fill("v", self.value, self.found.keys, start, self.step.keys, self.found.columns, True)
-        scores, part, all_ = self.local("scores", self.each, "add"), self.local("part", 2), self.local("all", 2, "max")
-        shrink = self.local("shrink", 2)
-        local = (scores, part, all_, shrink)
+        scores, shrink = self.local("scores", self.each, "add"), self.local("shrink", 2)
+        halves = [(self.local("part", 1), self.local("all", 1, "max")) for _ in range(2)]
+        local = (scores, shrink, *(a for pair in halves for a in pair))
         body: list[Stmt] = [Alloc(k), Alloc(v), *local, k_fill, v_fill, self.scores(scores.buffer, k)]
-        body += [
-            self.greatest(scores.buffer, part.buffer, masked, start), self.combined(all_.buffer, part.buffer, "max"),
-            self.weights(scores.buffer, all_.buffer, shrink.buffer), self.shrunk(shrink.buffer), self.rounded(scores.buffer),
-            self.mix(v),
-        ]  # fmt: skip
+        for half, (part, all_) in enumerate(halves):  # one row after the other
+            body.append(self.greatest(scores.buffer, part.buffer, half, masked, start))
+            body.append(self.combined(all_.buffer, part.buffer, "max", 1))
+            body.append(self.weights(scores.buffer, all_.buffer, shrink.buffer, half))
+        body += [self.shrunk(shrink.buffer), self.rounded(scores.buffer), self.mix(v)]
         return For(turn, tuple(body), Kind("pipeline", self.step.stages))
 
     # ------------------------------------------------------------ instructions
@@ -289,13 +189,8 @@ class _Relay:
         right = Load(v, tiles.place(v, tiles.column(ix(t), ix(r)), ix(i)))
         return self.instruction(t, r, i, self.mixed.buffer, left, right)
 
-    def instruction(self, t: Axis, r: Axis, k: Axis, sums: Buffer, left: Load, right: Load) -> For:
-        product = Op("product", (Op("cast", (left,), f32), Op("cast", (right,), f32)), f32)
-        add = Store(sums, (ix(t), ix(r)), product, None, "add")
-        return self.threaded(t, (For(r, (For(k, (add,)),), Kind("instr", 0, tiles.WGMMA)),))
-
-    def combined(self, whole: Buffer, part: Buffer, reducer: str) -> For:
-        t, h, n = self.axis("t", self.threads), self.axis("h", 2), self.axis("n", relays.FOUR)
+    def combined(self, whole: Buffer, part: Buffer, reducer: str, count: int) -> For:
+        t, h, n = self.axis("t", self.threads), self.axis("h", count), self.axis("n", relays.FOUR)
         one = Load(part, (floordiv(ix(t), ix(relays.FOUR)) * relays.FOUR + n, ix(h)))
         update = Store(whole, (ix(t), ix(h)), one, None, reducer)
         return self.threaded(t, (For(h, (For(n, (update,)),), Kind("instr", 0, relays.QUAD)),))
@@ -310,16 +205,13 @@ class _Relay:
             parts = [Op(reducer, (a, b), f32) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         return Alloc(buffer, reducer), parts[0]
 
-    def greatest(self, scores: Buffer, part: Buffer, masked: bool, start: Index) -> For:
-        """The greatest score that a thread has of each of its rows; scores become what masks and biases make of them."""
-        t, h, g, c, v = (
-            self.axis("t", self.threads), self.axis("h", 2), self.axis("g", self.step.keys // PIECE // CHAINS),
-            self.axis("c", CHAINS), self.axis("v", 2),
-        )  # fmt: skip
+    def greatest(self, scores: Buffer, part: Buffer, half: int, masked: bool, start: Index) -> For:
+        """The greatest score that a thread has of one of its rows; scores become what masks and biases make of them."""
+        t, g, c, v = self.pieces()
         chain, best = self.chains("max")
         piece = ix(g) * CHAINS + c
-        at = (ix(t), piece * 4 + ix(h) * 2 + v)
-        row = self.at[self.rows] + tiles.row(ix(t), ix(h) * 2)
+        at = (ix(t), piece * 4 + half * 2 + v)
+        row = self.at[self.rows] + tiles.row(ix(t), ix(half * 2))
         outside: list[Stmt] = []
         inside: list[Stmt] = []
         product = Load(scores, at)
@@ -337,7 +229,12 @@ class _Relay:
             inside.append(Store(scores, at, score))
         inside.append(Store(chain.buffer, (ix(c),), score, None, "max"))
         loops: Stmt = For(g, (For(c, (For(v, tuple(inside), UNROLL),), UNROLL),), UNROLL)
-        return self.threaded(t, (For(h, (*outside, chain, loops, Store(part, (ix(t), ix(h)), best)), UNROLL),))
+        return self.threaded(t, (*outside, chain, loops, Store(part, (ix(t), ix(0)), best)))
+
+    def pieces(self) -> tuple[Axis, Axis, Axis, Axis]:
+        """Axes over threads, and over what each has of a row: groups of chains, chains, neighbours."""
+        several = self.axis("g", self.step.keys // PIECE // CHAINS)
+        return self.axis("t", self.threads), several, self.axis("c", CHAINS), self.axis("v", 2)
 
     def scored(self, product: Load, row: Index, key: Index, masked: bool) -> Expr:
         if isinstance(self.score, Var):
@@ -345,35 +242,40 @@ class _Relay:
         there = Substitution({**self.at, self.rows: row, self.found.keys: key})
         there.rename(self.found.product.name, product)
         value = there.expr(self.score)
-        if any(isinstance(p, Load) and p is not product for p in _loads(value)):
+        if any(p is not product for p in _loads(value)):
             inside = less(row, self.rows.extent)
             if masked:
                 inside = both(inside, less(key, self.found.keys.extent))
             value = _masked_beside(value, product, inside)
         return value
 
-    def weights(self, scores: Buffer, all_: Buffer, shrink: Buffer) -> For:
-        t, h, g, c, v = (
-            self.axis("t", self.threads), self.axis("h", 2), self.axis("g", self.step.keys // PIECE // CHAINS),
-            self.axis("c", CHAINS), self.axis("v", 2),
-        )  # fmt: skip
-        at = (ix(t), ix(h))
+    def weights(self, scores: Buffer, all_: Buffer, shrink: Buffer, half: int) -> For:
+        t, g, c, v = self.pieces()
+        at = (ix(t), ix(half))
         factor = _f(self.factor * math.log2(math.e))
         before: list[Stmt] = []
         old = self.let("old", Load(self.top.buffer, at), before)
-        new = self.let("new", Op("max", (old, Load(all_, at)), f32), before)
+        new = self.let("new", Op("max", (old, Load(all_, (ix(t), ix(0)))), f32), before)
         before.append(Store(self.top.buffer, at, new))
         off = self.let("off", Op("neg", (Op("mul", (_finite(new), factor), f32),), f32), before)
         less_ = self.let("less", _ex2(Op("fma", (old, factor, off), f32)), before)
         before.append(Store(shrink, at, less_))
         chain, sum_ = self.chains("add")
-        place = (ix(t), (ix(g) * CHAINS + c) * 4 + ix(h) * 2 + v)
-        inside: list[Stmt] = []
-        weight = self.let("weight", _ex2(Op("fma", (Load(scores, place), factor, off), f32)), inside)
-        inside += [Store(scores, place, weight), Store(chain.buffer, (ix(c),), weight, None, "add")]
-        loops = For(g, (For(c, (For(v, tuple(inside), UNROLL),), UNROLL),), UNROLL)
+
+        def weighed(piece: Index, neighbour: Index, reducer: str) -> list[Stmt]:
+            place = (ix(t), piece * 4 + half * 2 + neighbour)
+            body: list[Stmt] = []
+            weight = self.let("weight", _ex2(Op("fma", (Load(scores, place), factor, off), f32)), body)
+            return [*body, Store(scores, place, weight), Store(chain.buffer, (ix(c),), weight, None, reducer)]
+
+        # the first weights set the sums: adding them to 0 takes instructions
+        first = For(c, (*weighed(ix(c), ix(0), ""), *weighed(ix(c), ONE, "add")), UNROLL)
+        c = self.axis("c", CHAINS)
+        rest = Axis(g.name, g.extent - 1)
+        inside = weighed((ix(rest) + 1) * CHAINS + c, ix(v), "add")
+        loops = (first, For(rest, (For(c, (For(v, tuple(inside), UNROLL),), UNROLL),), UNROLL))
         total = Store(self.total.buffer, at, Op("fma", (Load(self.total.buffer, at), less_, sum_), f32))
-        return self.threaded(t, (For(h, (*before, chain, loops, total), UNROLL),))
+        return self.threaded(t, (*before, chain, *loops, total))
 
     def shrunk(self, shrink: Buffer) -> For:
         t, r, h, v = self.axis("t", self.threads), self.axis("r", self.wide // PIECE), self.axis("h", 2), self.axis("v", 2)
@@ -402,12 +304,12 @@ class _Relay:
         row = self.at[self.rows] + tiles.row(ix(t), ix(h) * 2)
         if self.found.rest:
             there = self.row_values(row, sum_, off)
-            rest = _renamed(there, self.found.rest, self.taken)
+            rest = renamed(there, self.found.rest, self.taken)
             first = Op("eq", (FromIndex(mod(ix(t), ix(4)), i64), Const(0, i64)), bool_)
             body.append(If(Op("and", (first, less(row, self.rows.extent)), bool_), rest))
         settle = self.threaded(t, (For(h, tuple(body), UNROLL),))
         arrays = whole.buffer, inverse.buffer, shift.buffer
-        return [whole, inverse, shift, self.combined(whole.buffer, self.total.buffer, "add"), settle, self.results(*arrays)]
+        return [whole, inverse, shift, self.combined(whole.buffer, self.total.buffer, "add", 2), settle, self.results(*arrays)]
 
     def row_values(self, row: Index, total: Expr, shift: Expr) -> Substitution:
         there = Substitution({**self.at, self.rows: row})
@@ -421,7 +323,7 @@ class _Relay:
         staged: dict[int, Buffer] = {}
         drains: list[For] = []
         for stmt in self.found.mix if self.step.strips and self.wide % tiles.SPAN == 0 else ():
-            made = self.drain(stmt, strip) if isinstance(stmt, Store) else None
+            made = self.drain(stmt, strip, self.found.columns) if isinstance(stmt, Store) else None
             if made is not None:
                 staged[id(stmt)] = made[0]
                 drains.append(made[1])
@@ -431,23 +333,6 @@ class _Relay:
         count = constant(strip.extent) or 1
         allocs = [Alloc(b) for b in staged.values()]
         return For(strip, (*allocs, work, *drains), Kind("pipeline", self.step.strips if count % self.step.strips == 0 else 1))
-
-    def drain(self, store: Store, strip: Axis) -> tuple[Buffer, For] | None:
-        """A strip, and the nest that stores it, if the engine can."""
-        if store.reducer or store.mask is not None or store.buffer.dtype.bits != 16:
-            return None
-        i, k = self.axis(self.rows.name, self.high), self.axis(self.found.columns.name, tiles.SPAN)
-        at = {**self.at, self.rows: self.at[self.rows] + i, self.found.columns: ix(strip) * tiles.SPAN + k}
-        buffer = Buffer(fresh("strip", self.taken), store.buffer.dtype, (i.extent, k.extent), (k.extent, ONE), "shared")
-        inside: Expr | None = None
-        for axis in (*self.batch, self.rows, self.found.columns):
-            inside = both(inside, less(at[axis], axis.extent))
-        index = tuple([Substitution(at).index(n) for n in store.index])
-        nest = nested((i, k), (Store(store.buffer, index, Load(buffer, (ix(i), ix(k))), inside),))[0]
-        assert isinstance(nest, For)
-        nest = For(nest.axis, nest.body, Kind("instr", 0, tiles.TMA))
-        found = outlets.drain(nest)
-        return (buffer, nest) if found is not None and outlets.box(found) is not None else None
 
     def work(self, strip: Axis, staged: dict[int, Buffer], arrays: tuple[Buffer, Buffer, Buffer]) -> For:
         t, h, v = self.axis("t", self.threads), self.axis("h", 2), self.axis("v", 2)
@@ -466,14 +351,15 @@ class _Relay:
         there.atoms[self.found.columns] = column
         there.rename(self.found.mixed.name, Load(self.mixed.buffer, (ix(t), number)))
         inside: list[Stmt] = []
-        for stmt, old in zip(_renamed(there, self.found.mix, self.taken), self.found.mix, strict=True):
+        for stmt, old in zip(renamed(there, self.found.mix, self.taken), self.found.mix, strict=True):
             if isinstance(stmt, Let):
                 inside.append(Let(stmt.var, _by_inverse(stmt.value, total, inverse)))
                 continue
             assert isinstance(stmt, Store)
             value = _by_inverse(stmt.value, total, inverse)
             if id(old) in staged:
-                inside.append(Store(staged[id(old)], (row, within), value))
+                group = floordiv(ix(t), ix(tiles.GROUP))
+                inside.append(Store(staged[id(old)], (group, row - group * tiles.GROUP_ROWS, within), value))
             else:
                 inside.append(Store(stmt.buffer, stmt.index, value, stmt.mask, stmt.reducer))
         body: list[Stmt] = [*outside, For(piece, (For(v, tuple(inside), PAIR),), UNROLL)]
@@ -483,9 +369,6 @@ class _Relay:
 
 
 # ---------------------------------------------------------------- expressions
-
-ZERO_IX = ix(0)
-
 
 def _f(value: float) -> Const:
     return Const(value, f32)
@@ -532,10 +415,3 @@ def _masked_beside(value: Expr, product: Load, inside: Expr) -> Expr:
         return part
 
     return rewrite(value, node, {})
-
-
-def _renamed(there: Substitution, body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
-    for stmt in body:
-        if isinstance(stmt, Let):
-            there.rename(stmt.var.name, Var(fresh(stmt.var.name, taken), stmt.var.dtype))
-    return there.body(tuple(body))

@@ -131,7 +131,7 @@ def test_what_is_left_to_aten() -> None:
     (why,) = reasons(lambda q, k, v: plain(q, k, v), q, k, v, options=Options())
     assert why == "a library's (lowc's own with option attention='own')"
     assert reasons(lambda q, k, v: plain(q, k, v, 0.5), q, k, v) == ["dropout"]
-    assert "another result" in reasons_of("efficient", q, k, v, uses=(0, 2))[0]
+    assert "another result" in reasons_of("flash", q, k, v, uses=(0, 8))[0]
     q, k, v = qkv(rows=5, keys=5)
     assert reasons_of("flash", q, k, v, causal=True) == []
     q, k, v = qkv()
@@ -195,6 +195,14 @@ def test_the_ops_of_gpus(name: str, causal: bool, biased: bool) -> None:
             if name == "efficient":
                 assert results[1].shape[-1] == 32
                 assert bool((results[1][..., 7:] == math.inf).all())
+
+
+def test_the_state_of_random_numbers_is_0() -> None:
+    q, k, v = qkv()
+    module = lower(graph_of("cudnn", q, k, v, None, False, (0, 1, 6, 7)), OWN)
+    verify_module(module, "LOOPS")
+    _, _, seed, offset = run(module, [q, k, v])
+    assert (int(seed), int(offset)) == (0, 0)
 
 
 # ---------------------------------------------------------------- the form

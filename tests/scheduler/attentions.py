@@ -103,7 +103,9 @@ def errors(kernel: Kernel, memory: dict[str, Any], shape: tuple[int, ...], **giv
     return float(np.linalg.norm(mine - out) / np.linalg.norm(out)), float(np.abs(found["sums"].reshape(sums.shape) - sums).max())
 
 
-def interpreted(kernel: Kernel, shape: tuple[int, ...], sizes: dict[str, int], shuffle: bool = False, **given: Any) -> tuple[float, float]:
+def interpreted(
+    kernel: Kernel, shape: tuple[int, ...], sizes: dict[str, int], shuffle: bool = False, **given: Any
+) -> tuple[float, float]:
     memory = memory_of(kernel, sizes)
     run_kernel(kernel, memory, sizes, random.Random(0) if shuffle else None)
     return errors(kernel, memory, shape, **given)

@@ -45,7 +45,7 @@ def test_meaning_is_kept(shape: Shape, causal: bool) -> None:
     "changed",
     [
         {"groups": 1, "keys": 64}, {"groups": 3}, {"late_first": True}, {"strips": 0}, {"stages": 3}, {"keys": 64}, {"keys": 256},
-        {"dtype": "f16"}, {"scale": -0.1},
+        {"dtype": "f16"}, {"scale": -0.1}, {"blocks": 2}, {"blocks": 1, "late_first": True},
     ],
     ids=str,
 )  # fmt: skip

@@ -5,7 +5,7 @@ weights of scores:
 
     wait for k 0; scores = q @ k 0; work
     each further turn j:
-      wait for k j, begin scores = q @ k j; wait for v j-1, begin total += held @ v j-1
+      wait for k j and v j-1; begin scores = q @ k j; begin total += held @ v j-1
       until the first is done; say that k j is empty; the work that touches neither ``held`` nor ``total``
       until the second is done; say that v j-1 is empty; the rest of the work
     wait for the last v; total += held @ v
@@ -14,7 +14,10 @@ What the turns compute is the same as one after the other: only the order of wha
 have barriers of their own, since k is done with a turn earlier.  Scores are made and read within a turn: ptxas would serialise
 all products if registers that it fills were read in the turn after (C7514).
 
-    shared memory: [resident tile] [k: each stage] [v: each stage] [full: 1 of the resident tile, k's, v's] [empty: k's, v's]
+Where blocks take several tiles in turns, the resident one is filled anew once the last of its products is done, while threads
+still take results out.
+
+    shared memory: [resident tile] [k: each stage] [v: each stage] [resident: full, empty] [full: k's, v's] [empty: k's, v's]
 """
 
 from collections.abc import Callable, Sequence
@@ -57,6 +60,7 @@ class RelayRing:
     emit: Callable[[Sequence[Stmt]], None] = field(init=False)
     place: barriers.Place = field(init=False)
     before: barriers.Place = field(init=False)
+    turn: barriers.Place = field(init=False)
 
     @property
     def stages(self) -> int:
@@ -70,7 +74,7 @@ class RelayRing:
     @property
     def bytes(self) -> int:
         """Of shared memory."""
-        return self.tiles + 8 * (1 + 4 * self.stages)
+        return self.tiles + 8 * (2 + 4 * self.stages)
 
     @property
     def unset(self) -> frozenset[str]:
@@ -90,20 +94,21 @@ class RelayRing:
 
     def full(self, ring: int, stage: str) -> str:
         """Of ring 0 (k) or 1 (v)."""
-        return barriers.pointer(self.t, self.tiles + 8 * (1 + ring * self.stages), stage)
+        return barriers.pointer(self.t, self.tiles + 8 * (2 + ring * self.stages), stage)
 
     def empty(self, ring: int, stage: str) -> str:
-        return barriers.pointer(self.t, self.tiles + 8 * (1 + (2 + ring) * self.stages), stage)
+        return barriers.pointer(self.t, self.tiles + 8 * (2 + (2 + ring) * self.stages), stage)
 
-    def there(self) -> str:
+    def there(self, empty: bool) -> str:
         """Of the resident tile."""
-        return barriers.pointer(self.t, self.tiles, "0")
+        return barriers.pointer(self.t, self.tiles, str(int(empty)))
 
     def prepare(self, first: str) -> None:
         """Thread ``first`` (a condition) sets up the barriers; all wait for it."""
 
         def init() -> list[str]:
-            barriers.init(self.t, self.there(), 1)
+            barriers.init(self.t, self.there(False), 1)
+            barriers.init(self.t, self.there(True), self.groups)
             for ring in (0, 1):
                 for stage in range(self.stages):
                     barriers.init(self.t, self.full(ring, str(stage)), 1)
@@ -116,6 +121,7 @@ class RelayRing:
 
     def begin(self, phase: int) -> None:
         self.place = barriers.place(self.t, self.stages, phase)
+        self.turn = barriers.place(self.t, 1, phase)
 
     def offset(self, ring: int, stage: str) -> str:
         """Where a stage of a ring is, in bytes."""
@@ -126,7 +132,10 @@ class RelayRing:
     # ------------------------------------------------------------ who fill
 
     def fill_resident(self, _: For) -> None:
-        self.copy(self.found.resident, "0", self.there())
+        stage, phase = self.turn.now()
+        barriers.wait(self.t, self.there(True), phase)
+        self.copy(self.found.resident, "0", self.there(False))
+        self.turn.advance(stage, phase)
 
     def copy(self, fill: Fill, offset: str, full: str) -> None:
         barriers.expect(self.t, full, _bytes(fill.tile))
@@ -163,9 +172,9 @@ class RelayRing:
         rows = b.pure(f"add i32 {shared}, {b.pure(f'mul i32 {group}, {ROWS_BYTES}')}")
         early, late = _halves(found)
 
-        def release(ring: int, stage: str) -> None:
+        def release(barrier: str) -> None:
             def then() -> list[str]:
-                barriers.arrive(t, self.empty(ring, stage))
+                barriers.arrive(t, barrier)
                 return []
 
             b.branch(first, [], then)
@@ -173,13 +182,11 @@ class RelayRing:
         def at(ring: int, stage: str) -> str:
             return b.op(f"add i32 {shared}, {self.offset(ring, stage)}")
 
-        def scores(stage: str, phase: str) -> None:
+        def scores(stage: str) -> None:
             self.emit(found.local)
-            barriers.wait(t, self.full(0, stage), phase)
             _start_scores(t, found.first, rows, at(0, stage), t.memory[found.first.sums.name].pointers[0])
 
-        def mix(stage: str, phase: str) -> None:
-            barriers.wait(t, self.full(1, stage), phase)
+        def mix(stage: str) -> None:
             _start_mix(t, found.second, at(1, stage))
 
         sums = lambda: (t.memory[found.first.sums.name].pointers[0], found.first.columns // 2)  # noqa: E731
@@ -193,12 +200,15 @@ class RelayRing:
             if (t.range(loop.axis.extent)[0] or 0) < 1:
                 raise CodegenError(f"the pipeline {loop.axis} may have no turn")
             self.before = barriers.place(t, self.stages, 0)
-            barriers.wait(t, self.there(), "0")
+            turn_stage, turn_phase = self.turn.now()
+            barriers.wait(t, self.there(False), turn_phase)
+            self.turn.advance(turn_stage, turn_phase)
             t.axes[loop.axis.name] = 0
             stage, phase = self.place.now()
-            scores(stage, phase)
+            barriers.wait(t, self.full(0, stage), phase)
+            scores(stage)
             _wait(t, 0, [sums()])
-            release(0, stage)
+            release(self.empty(0, stage))
             self.emit(early)
             self.emit(late)
             remember(stage, phase)
@@ -207,13 +217,15 @@ class RelayRing:
             t.axes[loop.axis.name] = (index, bits)
             stage, phase = self.place.now()
             last, last_phase = self.before.now()
-            scores(stage, phase)
-            mix(last, last_phase)
+            barriers.wait(t, self.full(0, stage), phase)  # both before the products: nothing comes between these
+            barriers.wait(t, self.full(1, last), last_phase)
+            scores(stage)
+            mix(last)
             _wait(t, 1, [sums()])
-            release(0, stage)
+            release(self.empty(0, stage))
             self.emit(early)
             _wait(t, 0, [mixed, sums()])  # the scores as well: what was made of them is made before
-            release(1, last)
+            release(self.empty(1, last))
             self.emit(late)
             remember(stage, phase)
             return ()
@@ -223,10 +235,12 @@ class RelayRing:
         if (constant(loop.axis.extent) or 2) > int(start):
             b.loop(start, end, 1, [], turn, False, f"i{bits}")
         if loop is self.found.turns[-1].loop:
+            release(self.there(True))
             last, last_phase = self.before.now()
-            mix(last, last_phase)
+            barriers.wait(t, self.full(1, last), last_phase)
+            mix(last)
             _wait(t, 0, [mixed])
-            release(1, last)
+            release(self.empty(1, last))
 
 
 def _halves(found: Turns) -> tuple[list[Stmt], list[Stmt]]:

@@ -1,0 +1,209 @@
+"""Gradients of attention, from its result and the logarithms of its rows' sums: three kernels.
+
+    delta[b, h, i] = sum over e of grad[b, h, i, e] * out[b, h, i, e]
+
+    for b, h, i {                                               # rows of queries
+      for j in S {
+        acc s = add; for d in D { s add= product(f32(q[b, h, i, d]), f32(k[b, h / G, j, d])) }
+        acc g = add; for e in E { g add= product(f32(grad[b, h, i, e]), f32(v[b, h / G, j, e])) }
+        slopes[…, j] = bf16(exp(score(s) - logsumexp[b, h, i]) * (g - delta[b, h, i]))
+      }
+      for d in D { acc a; for j in S { a add= product(f32(slopes[…, j]), f32(k[b, h / G, j, d])) }; grad_q[…, d] = a * scale }
+    }
+
+    for b, h / G, j {                                           # rows of keys, over all queries of the heads that share them
+      for i in G * L {
+        s, g likewise; weights[…, i] = bf16(exp(score(s) - logsumexp)); slopes[…, i] = bf16(weight * (g - delta))
+      }
+      for e in E { acc a; for i { a add= product(f32(weights[…, i]), f32(grad[b, h, i, e])) }; grad_v[…, e] = a }
+      for d in D { acc a; for i { a add= product(f32(slopes[…, i]), f32(q[b, h, i, d])) }; grad_k[…, d] = a * scale }
+    }
+
+So nothing is added up in memory, and gradients are the same in every run.  Weights and slopes of f16 and bf16 operands are
+rounded before they are multiplied, as in ATen's kernels.  A row that sees nothing has weights 0.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowc.errors import NotLowered
+from lowc.ir.graph import TensorMeta
+from lowc.ir.index import Index, constant, floordiv, ix, mod
+from lowc.ir.nodes import Expr
+from lowc.ir.types import DType, accumulate_dtype
+from lowc.lowering.attention import Attention, check, score_of
+from lowc.lowering.builder import Builder
+from lowc.lowering.scalars import cast, const, op
+from lowc.lowering.values import Coords, Value
+
+Outputs = Sequence[TensorMeta | Index | None]
+Results = tuple[Value | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """``asked``: of the forward pass; ``grad`` of its result ``out``, [B, H, L, E]; ``lse``: logarithms of sums, [B, H, L]
+    or more rows."""
+
+    asked: Attention
+    grad: Value
+    out: Value
+    lse: Value
+
+
+def for_cpu(
+    b: Builder, outs: Outputs, grad_out: Value, query: Value, key: Value, value: Value, out: Value, logsumexp: Value,
+    dropout_p: float, is_causal: bool, *, attn_mask: Value | None = None, scale: float | None = None,
+) -> Results:  # fmt: skip
+    asked = Attention(query, key, value, attn_mask, is_causal, scale)
+    return _lowered(b, outs, Backward(asked, grad_out, out, logsumexp), dropout_p)
+
+
+def flash(
+    b: Builder, outs: Outputs, grad_out: Value, query: Value, key: Value, value: Value, out: Value, logsumexp: Value,
+    cum_seq_q: Value | None, cum_seq_k: Value | None, max_q: object, max_k: object, dropout_p: float, is_causal: bool,
+    philox_seed: Value, philox_offset: Value, *, scale: float | None = None,
+) -> Results:  # fmt: skip
+    if is_causal and query.shape[2] != key.shape[2]:
+        raise NotLowered("a causal mask that begins at the last key")
+    asked = Attention(query, key, value, None, is_causal, scale)
+    return _lowered(b, outs, Backward(asked, grad_out, out, logsumexp), dropout_p)
+
+
+def efficient(
+    b: Builder, outs: Outputs, grad_out_: Value, query: Value, key: Value, value: Value, attn_bias: Value | None, out: Value,
+    logsumexp: Value, philox_seed: Value, philox_offset: Value, dropout_p: float, grad_input_mask: Sequence[bool],
+    is_causal: bool = False, *, scale: float | None = None,
+) -> Results:  # fmt: skip
+    asked = Attention(query, key, value, attn_bias, is_causal, scale)
+    return _lowered(b, outs, Backward(asked, grad_out_, out, logsumexp), dropout_p)
+
+
+def cudnn(
+    b: Builder, outs: Outputs, grad_out: Value, query: Value, key: Value, value: Value, out: Value, logsumexp: Value,
+    philox_seed: Value, philox_offset: Value, attn_bias: Value | None, cum_seq_q: Value | None, cum_seq_k: Value | None,
+    max_q: object, max_k: object, dropout_p: float, is_causal: bool, *, scale: float | None = None,
+) -> Results:  # fmt: skip
+    if is_causal and query.shape[2] != key.shape[2]:
+        raise NotLowered("a causal mask of more keys than queries, or fewer")
+    asked = Attention(query, key, value, attn_bias, is_causal, scale)
+    return _lowered(b, outs, Backward(asked, grad_out, out, logsumexp), dropout_p)
+
+
+def _lowered(b: Builder, outs: Outputs, found: Backward, dropout: float) -> Results:
+    """Gradients of queries, keys, values, where something needs them; raises NotLowered for one of a bias."""
+    if dropout:
+        raise NotLowered("dropout")
+    if any(b.needs(n) for n in range(3, len(outs))):
+        raise NotLowered("the gradient of a bias")
+    check(found.asked)
+    asked = found.asked
+    if found.grad.dtype != asked.q.dtype or found.out.dtype != asked.q.dtype or found.lse.dtype.kind != "f":
+        raise NotLowered(f"gradients of {found.grad.dtype} of attention of {asked.q.dtype}")
+    if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, True):
+        raise NotLowered(why)
+    results = [b.result(m) if isinstance(m, TensorMeta) and b.needs(n) else None for n, m in enumerate(outs)]
+    delta = _delta(b, found)
+    if results[0] is not None:
+        _of_queries(b, found, delta, results[0])
+    if results[1] is not None or results[2] is not None:
+        _of_keys(b, found, delta, results[1], results[2])
+    return tuple(results)
+
+
+def _delta(b: Builder, found: Backward) -> Value:
+    """Of each row, the sum of gradient times result."""
+    wide = accumulate_dtype(found.grad.dtype)
+    shape = found.grad.shape[:3]
+    delta = b.temp(wide, shape, name="delta")
+    with b.kernel(), b.loops(shape, range(3)) as place:
+        total = b.acc("add", wide)
+        with b.loop(found.grad.shape[3], "e") as e:
+            a, c = (cast(b.load(x, (*place, e)), wide) for x in (found.grad, found.out))
+            b.update(total, "add", op("mul", a, c))
+        b.store(delta, tuple(place), total[0])
+    return delta
+
+
+def _each(asked: Attention) -> Index:
+    """How many heads of queries share one of keys."""
+    if asked.q.shape[1] == asked.k.shape[1]:
+        return ix(1)
+    return ix((constant(asked.q.shape[1]) or 1) // (constant(asked.k.shape[1]) or 1))
+
+
+def _scale(asked: Attention, wide: DType) -> Expr:
+    return const(1 / math.sqrt(constant(asked.q.shape[3]) or 1) if asked.scale is None else asked.scale, wide)
+
+
+def _product(b: Builder, extent: Index, letter: str, left: Value, right: Value, at_left: Coords, at_right: Coords) -> Expr:
+    """The sum over the last dimension of both."""
+    wide = accumulate_dtype(left.dtype)
+    total = b.acc("add", wide)
+    with b.loop(extent, letter) as n:
+        a, c = b.load(left, (*at_left, n)), b.load(right, (*at_right, n))
+        b.update(total, "add", op("product", cast(a, wide), cast(c, wide)))
+    return total[0]
+
+
+def _weight_and_slope(b: Builder, found: Backward, delta: Value, query: Coords, key: Coords, turned: bool) -> tuple[Expr, Expr]:
+    """At the coordinates of a row of queries and one of keys.  ``turned``: keys are the left factors."""
+    asked, wide = found.asked, accumulate_dtype(found.asked.q.dtype)
+    pairs = ((asked.q, asked.k, "d"), (found.grad, found.asked.v, "e"))
+    sums: list[Expr] = []
+    for of_query, of_key, letter in pairs:
+        left, right = ((of_key, key), (of_query, query)) if turned else ((of_query, query), (of_key, key))
+        sums.append(_product(b, of_query.shape[3], letter, left[0], right[0], left[1], right[1]))
+    score = score_of(b, asked, sums[0], (*query, key[2]))
+    lse = b.load(found.lse, (*query, ix(0))[: len(found.lse.shape)])
+    weight = b.let(op("exp", op("sub", score, cast(lse, wide))))
+    return weight, op("mul", weight, op("sub", sums[1], b.load(delta, query)))
+
+
+def _of_queries(b: Builder, found: Backward, delta: Value, result: Value) -> None:
+    asked = found.asked
+    keys, each, wide = asked.k.shape[2], _each(asked), accumulate_dtype(asked.q.dtype)
+    shape = asked.q.shape[:3]
+    slopes = b.temp(asked.q.dtype, (*shape, keys), name="slopes")
+    with b.kernel(), b.loops(shape, range(3)) as place:
+        query = (place[0], place[1], place[2])
+        with b.loop(keys, "j") as j:
+            _, slope = _weight_and_slope(b, found, delta, query, (query[0], floordiv(query[1], each), j), False)
+            b.store(slopes, (*query, j), slope)
+        with b.loop(asked.q.shape[3], "d") as d:
+            total = b.acc("add", wide)
+            with b.loop(keys, "j") as j:
+                a, c = b.load(slopes, (*query, j)), b.load(asked.k, (query[0], floordiv(query[1], each), j, d))
+                b.update(total, "add", op("product", cast(a, wide), cast(c, wide)))
+            b.store(result, (*query, d), op("mul", total[0], _scale(asked, wide)))
+
+
+def _of_keys(b: Builder, found: Backward, delta: Value, of_key: Value | None, of_value: Value | None) -> None:
+    asked = found.asked
+    rows, each, wide = asked.q.shape[2], _each(asked), accumulate_dtype(asked.q.dtype)
+    shape = asked.k.shape[:3]
+    several = each * rows
+    wanted = (("weights", of_value), ("slopes", of_key))
+    kept = [b.temp(asked.q.dtype, (*shape, several), name=n) if r else None for n, r in wanted]
+    with b.kernel(), b.loops(shape, range(3)) as place:
+        key = (place[0], place[1], place[2])
+
+        def query(i: Index) -> Coords:
+            return key[0], key[1] * each + floordiv(i, rows), mod(i, rows)
+
+        with b.loop(several, "i") as i:
+            values = _weight_and_slope(b, found, delta, query(i), key, True)
+            for memory, value in zip(kept, values, strict=True):
+                if memory is not None:
+                    b.store(memory, (*key, i), value)
+        factors = ((kept[0], found.grad, of_value, None), (kept[1], asked.q, of_key, _scale(asked, wide)))
+        for memory, factor, result, scale in factors:
+            if memory is None or result is None:
+                continue
+            with b.loop(factor.shape[3], "e") as e:
+                total = b.acc("add", wide)
+                with b.loop(several, "i") as i:
+                    a, c = b.load(memory, (*key, i)), b.load(factor, (*query(i), e))
+                    b.update(total, "add", op("product", cast(a, wide), cast(c, wide)))
+                b.store(result, (*key, e), total[0] if scale is None else op("mul", total[0], scale))
