@@ -22,8 +22,8 @@ def attention(
     """(result [B, H, L, E], log of the sums [B, H, L]) of ``aten._scaled_dot_product_flash_attention_for_cpu``.
 
     ``key`` and ``value`` may have fewer heads, of which each then serves as many queries' heads, one behind the other (GQA).
-    Computed in f32 where the operands are narrower, as ATen's kernel does, and rounded once.  NotImplemented: dropout, and what is
-    left to one kernel.
+    Computed in f32 where the operands are narrower, as ATen's kernel does, and rounded once.  NotImplemented: dropout, and what
+    is left to one kernel.
     """
     known = all(type(each.shape[n]) is int for each in (query, key, value) for n in (1, 3))
     if dropout_p or known:
