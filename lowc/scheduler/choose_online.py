@@ -1,8 +1,8 @@
 """Choosing how attention is done on a CPU: what lanes go along (rows, or the depth if they are few), tiles, keys at a time;
 and whose attention is with ``attention="auto"``: lowc's own where it was measured to be faster than ATen's.
 
-Measured (``benchmarks/results/attention_cpu.md``): f32 and bf16 on AVX-512, both called by lowc, numbers of queries and keys known
-or not.  Whatever was not measured stays ATen's.
+Measured (``benchmarks/results/attention_cpu.md``): f32 and bf16 on AVX-512, both called by lowc, numbers of queries and keys
+known or not.  Whatever was not measured stays ATen's.
 """
 
 from collections.abc import Sequence
