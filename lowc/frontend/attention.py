@@ -1,4 +1,5 @@
-"""Attention in its parts, two matrix products around a softmax: for artifacts, where ATen's kernel cannot be called."""
+"""Attention in its parts, two matrix products around a softmax: for artifacts, where ATen's kernel cannot be called, and for what
+lowc's own kernel does not do (``lowering/attention.py``): heads, or their width, that only the call tells."""
 
 import math
 from typing import Any
@@ -21,9 +22,11 @@ def attention(
     """(result [B, H, L, E], log of the sums [B, H, L]) of ``aten._scaled_dot_product_flash_attention_for_cpu``.
 
     ``key`` and ``value`` may have fewer heads, of which each then serves as many queries' heads, one behind the other (GQA).
-    Computed in f32 where the operands are narrower, as ATen's kernel does, and rounded once.  Dropout is NotImplemented.
+    Computed in f32 where the operands are narrower, as ATen's kernel does, and rounded once.  NotImplemented: dropout, and what
+    is left to one kernel.
     """
-    if dropout_p:
+    known = all(type(each.shape[n]) is int for each in (query, key, value) for n in (1, 3))
+    if dropout_p or known:
         return NotImplemented
     dtype = query.dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

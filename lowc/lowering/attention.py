@@ -145,7 +145,7 @@ def _lowered(b: Builder, outs: Outputs, asked: Attention, dropout: float) -> Res
     states = {n: m for n, m in enumerate(outs) if n > 1 and isinstance(m, TensorMeta) and b.needs(n)}
     if any(m.dtype.kind not in "iu" for m in states.values()):
         raise NotLowered("another result that only ATen has")
-    check(asked)
+    check(asked, b.alone)
     if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, "sums" if b.needs(1) else "result"):
         raise NotLowered(why)
     out, lse = outs[0], outs[1]
@@ -159,8 +159,8 @@ def _lowered(b: Builder, outs: Outputs, asked: Attention, dropout: float) -> Res
     return (result, sums, *(zeros.get(n) if not isinstance(m, Index) else m for n, m in enumerate(outs) if n > 1))
 
 
-def check(asked: Attention) -> None:
-    """Raises NotLowered for what the kernels are not for."""
+def check(asked: Attention, alone: bool = False) -> None:
+    """Raises NotLowered for what the kernels are not for.  ``alone``: without keys the result is 0, as by the formula."""
     q, k, v = asked.q, asked.k, asked.v
     said = ", ".join(f"{x.dtype}{list(x.shape)}" for x in (q, k, v))
     if any(len(x.shape) != 4 for x in (q, k, v)) or q.dtype.kind != "f" or not q.dtype == k.dtype == v.dtype:
@@ -170,7 +170,7 @@ def check(asked: Attention) -> None:
     heads, shared = constant(q.shape[1]), constant(k.shape[1])
     if q.shape[1] != k.shape[1] and (heads is None or not shared or heads % shared):
         raise NotLowered(f"attention of {heads or q.shape[1]} heads of queries and {shared or k.shape[1]} of keys")
-    if (lower_bound(k.shape[2]) or 0) < 1:
+    if (lower_bound(k.shape[2]) or 0) < 1 and not alone:
         raise NotLowered("attention with, perhaps, no keys")
     if constant(q.shape[3]) is None or constant(v.shape[3]) is None:
         raise NotLowered("attention with heads of a width that only the call tells")

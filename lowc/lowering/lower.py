@@ -69,6 +69,8 @@ def lower(
         return "" if choose_product.own(x, y, options, target, made) else "lowc's own with option matmul='own'"
 
     def attends(q: Value, k: Value, v: Value, bias: Value | None, causal: bool, wanted: str) -> str:
+        if alone:
+            return ""
         if attention is None:
             own = options is not None and options.attention == "own"
             return "" if own else "a library's (lowc's own with option attention='own')"

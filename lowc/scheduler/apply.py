@@ -154,7 +154,7 @@ def _apply(body: tuple[Stmt, ...], step: Primitive) -> tuple[Stmt, ...]:
     if isinstance(step, Interchange):
         return at_loop(body, step.axis, lambda loop: _interchange(loop, step, names(body)))
     if isinstance(step, Tile):
-        return at_loop(body, step.rows, lambda loop: _tile(loop, step, names(body)))
+        return at_loop(body, step.rows, lambda loop: tiled(loop, step, names(body)))
     return at_loop(body, step.axis, lambda loop: (bind(loop, step.kind),))
 
 
@@ -391,7 +391,7 @@ def _accumulate(
     return bind(For(axis, tuple(out)), kind)
 
 
-def _tile(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
+def tiled(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
     """for i { for j { y[i*J + j] = x[j*I + i] } } in tiles: x is read along i into a buffer that is then read along j.
 
     Full tiles are an ``instr(transpose)`` nest (the backend may shuffle in registers); what is left over at the edges is done by

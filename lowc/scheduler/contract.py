@@ -8,6 +8,8 @@ from lowc.scheduler.apply import Primitive, at_loop
 from lowc.scheduler.dots import Dots, dots
 from lowc.scheduler.gather import Gather, gather
 from lowc.scheduler.grid import Grid, grid
+from lowc.scheduler.online import Online, online
+from lowc.scheduler.online_dots import OnlineDots, online_dots
 from lowc.scheduler.outward import Outward, outward
 from lowc.scheduler.pack import Pack, pack
 from lowc.scheduler.registers import Registers, registers
@@ -15,7 +17,8 @@ from lowc.scheduler.relay import Relayed, relayed
 from lowc.scheduler.settle import Settle, settle
 from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
-Step = Primitive | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Relayed
+Blocks = Online | OnlineDots | Relayed
+Step = Primitive | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Blocks
 
 
 def apply(kernel: Kernel, step: Step) -> Kernel:
@@ -38,6 +41,10 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
         body = at_loop(body, step.axis, lambda loop: tensor_cores(loop, step, taken))
     elif isinstance(step, Relayed):
         body = at_loop(body, step.axis, lambda loop: relayed(loop, step, taken))
+    elif isinstance(step, Online):
+        body = at_loop(body, step.axis, lambda loop: online(loop, step, taken))
+    elif isinstance(step, OnlineDots):
+        body = at_loop(body, step.axis, lambda loop: online_dots(loop, step, taken))
     elif isinstance(step, Settle):
         body = settle(body, step)
     elif isinstance(step, Dots):

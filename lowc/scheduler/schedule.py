@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from lowc.errors import ScheduleError
 from lowc.ir.nodes import Kernel, Launch, Module, Step
-from lowc.ir.relays import has_relay
 from lowc.ir.walk import buffers, make_kernel
 from lowc.options import Options
 from lowc.scheduler import (
@@ -18,6 +17,7 @@ from lowc.scheduler import (
     cascade,
     choose_attention,
     choose_contraction,
+    choose_online,
     choose_simt,
     choose_tensor_cores,
     contract,
@@ -45,7 +45,7 @@ def run(module: Module, target: Target, options: Options) -> Module:
         kernel = tiled or scheduled(kernel, choose(kernel, target, options.threads))
         return scheduled(kernel, cascade.choose(kernel))
 
-    return with_params(map_kernels(replace(module, steps=share_kernels(module)), each))
+    return with_params(without_params(map_kernels(replace(module, steps=share_kernels(module)), each)))
 
 
 def with_params(module: Module) -> Module:
@@ -63,17 +63,20 @@ def with_params(module: Module) -> Module:
 
 
 def without_params(module: Module) -> Module:
-    """``module`` with no param of a kernel, and no temp, that attention by tiles has no more use for."""
+    """``module`` with no param of a kernel, and no temp, that attention by blocks has no more use for."""
     done: dict[int, Kernel] = {}
     steps: list[Step] = []
     for step in module.steps:
-        if isinstance(step, Launch) and has_relay(step.kernel.body):
+        if isinstance(step, Launch):
             used = {id(b) for b in buffers(step.kernel.body)}
-            kept = [n for n, p in enumerate(step.kernel.params) if id(p) in used]
+            kept = [n for n, p in enumerate(step.kernel.params) if id(p) in used or n >= len(step.args)]
+            if len(kept) == len(step.kernel.params):
+                steps.append(step)
+                continue
             if id(step.kernel) not in done:
                 params = [step.kernel.params[n] for n in kept]
                 done[id(step.kernel)] = make_kernel(step.kernel.name, step.kernel.body, params)
-            step = replace(step, kernel=done[id(step.kernel)], args=tuple([step.args[n] for n in kept]))
+            step = replace(step, kernel=done[id(step.kernel)], args=tuple([step.args[n] for n in kept if n < len(step.args)]))
         steps.append(step)
     return prune(module, steps)
 
@@ -90,7 +93,7 @@ def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:
 
 def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None:
     """``kernel`` by the first of its possible schedules as a contraction that is legal throughout, if there is one."""
-    for steps in choose_contraction.choices(kernel, target, threads):
+    for steps in (*choose_online.choices(kernel, target, threads), *choose_contraction.choices(kernel, target, threads)):
         new = kernel
         try:
             for step in steps:

@@ -93,6 +93,28 @@ def test_attention_with_masks() -> None:
     check(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m), q, k, v, added)
 
 
+@pytest.mark.parametrize("level", ["x86-64", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_any_length(level: str, causal: bool) -> None:
+    """One kernel for all lengths, on every level; without keys the result is 0."""
+    torch.manual_seed(0)
+    rows, keys = torch.export.Dim("rows", max=300), torch.export.Dim("keys", max=300)
+    shapes = ({2: rows}, {2: keys}, {2: keys})
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    inputs = torch.randn(2, 4, 9, 32), torch.randn(2, 4, 11, 32), torch.randn(2, 4, 11, 32)
+    made = package.compile_program(export(attend, inputs, dynamic=shapes), levels=(level,))
+    try:
+        model = made.load()
+    except LowcError as error:
+        pytest.skip(str(error))
+    for n, s in ((9, 11), (1, 1), (0, 5), (3, 0), (70, 129), (200, 64)):
+        q, k, v = torch.randn(2, 4, n, 32), torch.randn(2, 4, s, 32), torch.randn(2, 4, s, 32)
+        torch.testing.assert_close(model(q, k, v), attend(q, k, v), rtol=2e-5, atol=2e-5)
+
+
 def test_multihead_attention_and_pooling() -> None:
     torch.manual_seed(0)
     check(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), torch.randn(2, 7, 16))

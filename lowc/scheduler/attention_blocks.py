@@ -1,0 +1,201 @@
+"""Blocks of attention on a CPU: what its forms (``online``, ``online_dots``) have in common.
+
+A form is a loop over blocks of rows; in it, loops over blocks of keys: first those that every row of the block sees, then those
+that only some see, or that end with the last key.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from lowc.errors import ScheduleError
+from lowc.ir.index import (
+    ONE,
+    Atom,
+    Axis,
+    Index,
+    Opaque,
+    constant,
+    depends_on,
+    floordiv,
+    ix,
+    maximum,
+    minimum,
+    mod,
+    split,
+)
+from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Kind, Let, Load, Op, Stmt, Store, Var
+from lowc.ir.types import DType, bool_, i64
+from lowc.ir.walk import Substitution, map_statements
+from lowc.scheduler.apply import bind
+from lowc.scheduler.attention import Attention, find, seen
+from lowc.scheduler.nest import nested, numel
+from lowc.scheduler.registers import Registers, registers
+from lowc.scheduler.rename import fresh
+
+Turn = Callable[[Index, Index, Expr], Sequence[Stmt]]
+End = Callable[[Store], Store]
+
+
+def attention(loop: For) -> Attention:
+    """What ``loop`` is; raises ScheduleError where blocks are not possible."""
+    found = find(loop)
+    if found is None:
+        raise ScheduleError(f"the loop over {loop.axis.name} is no attention")
+    if any(depends_on(f.axis.extent, g.axis) for f in found.outer for g in found.outer):
+        raise ScheduleError(f"how long a loop within {loop.axis.name} is depends on another loop")
+    if constant(found.depth.extent) is None or constant(found.columns.extent) is None:
+        raise ScheduleError(f"heads of {found.depth.extent} and {found.columns.extent}")
+    return found
+
+
+class Blocks:
+    """``at``: what axes of ``found`` are; ``first``: the first row of the block; ``size``: keys at a time; ``limit``: how many
+    keys a row sees, one more than the row before (None: all), and ``inner`` the score where it does see one."""
+
+    def __init__(self, found: Attention, size: int, lanes: int, taken: set[str]) -> None:
+        self.found, self.size, self.lanes, self.taken = found, size, lanes, taken
+        self.dtype = found.product.dtype
+        self.rows = None if found.rows is None else found.rows.axis
+        self.batch = [f.axis for f in found.outer if f is not found.rows]
+        self.limit, self.inner = seen(found)
+        if self.limit is not None and (self.rows is None or split(self.limit, self.rows)[0] != ONE):
+            self.limit, self.inner = None, found.score
+        self.at: dict[Atom, Index] = {}
+        self.first = ix(0)
+
+    # ------------------------------------------------------------ names
+
+    def axis(self, name: str, extent: int | Index) -> Axis:
+        return Axis(fresh(name, self.taken), ix(extent))
+
+    def array(self, name: str, count: int, dtype: DType | None = None) -> Buffer:
+        return Buffer(fresh(name, self.taken), dtype or self.dtype, (ix(count),), (ONE,), "local")
+
+    def named(self, name: str, index: Index, lets: list[Stmt]) -> Index:
+        """``index`` as the coordinate that a let holds, unless it is a number."""
+        if constant(index) is not None:
+            return index
+        var = Var(fresh(name, self.taken), i64)
+        lets.append(Let(var, FromIndex(index, i64)))
+        return ix(Opaque(var.name))
+
+    def let(self, name: str, value: Expr, body: list[Stmt]) -> Var:
+        var = Var(fresh(name, self.taken), value.dtype)
+        body.append(Let(var, value))
+        return var
+
+    def fresh_lets(self, there: Substitution, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+        for stmt in body:
+            if isinstance(stmt, Let):
+                there.rename(stmt.var.name, Var(fresh(stmt.var.name, self.taken), stmt.var.dtype))
+        return there.body(tuple(body))
+
+    # ------------------------------------------------------------ loops
+
+    def grid(self, rows: int, kind: Kind, block: Callable[[], Sequence[Stmt]]) -> tuple[Stmt, ...]:
+        """The loop over blocks of ``rows``, of which ``block`` is made once ``at`` and ``first`` are known."""
+        down = ix(1) if self.rows is None else (self.rows.extent + (rows - 1)) // rows
+        number = self.axis("block", numel([a.extent for a in self.batch]) * down)
+        matrix, tile = floordiv(ix(number), down), mod(ix(number), down)
+        if self.limit is not None:  # blocks of few keys and of many take turns, so that cores have equal shares
+            pair, late = floordiv(tile, ix(2)), mod(tile, ix(2))
+            tile = pair + late * (down - 1 - pair * 2)
+        lets: list[Stmt] = []
+        for axis in reversed(self.batch):
+            last = axis is self.batch[0]
+            self.at[axis] = self.named(f"{axis.name}_b", matrix if last else mod(matrix, axis.extent), lets)
+            matrix = floordiv(matrix, axis.extent)
+        if self.rows is not None:
+            self.first = self.named(f"{self.rows.name}_b", tile, lets) * rows
+        body = (*lets, *block())
+        if constant(number.extent) == 1:
+            return Substitution({number: ix(0)}).body(body)
+        return (For(number, body, kind),)
+
+    def turns(self, rows: int, turn: Turn) -> tuple[Stmt, ...]:
+        """The loops over blocks of keys for ``rows`` of queries; ``turn`` is told the first key, how many there are, and the
+        score."""
+        size, keys = self.size, self.found.keys.extent
+        out: list[Stmt] = []
+        last = whole = keys
+        if self.limit is not None:
+            assert self.rows is not None
+            first = Substitution({**self.at, self.rows: self.first}).index(self.limit)
+            last = self.named("last", minimum(keys, first + (rows - 1)), out)
+            whole = minimum(keys, maximum(first, 0))
+        whole = self.named("whole", floordiv(whole, ix(size)), out)
+        edges = self.named("edges", floordiv(last + (size - 1), ix(size)) - whole, out)
+        if constant(whole) != 0:
+            number = self.axis("turn", whole)
+            out.append(For(number, tuple(turn(ix(number) * size, ix(size), self.inner))))
+        if constant(edges) == 1 and constant(last) is not None and constant(whole) is not None:
+            out += turn(whole * size, last - whole * size, self.found.score)
+        elif constant(edges) != 0:
+            number = self.axis("turn", edges)
+            start, lets = (whole + number) * size, list[Stmt]()
+            count = self.named("count", minimum(size, last - start), lets)
+            out.append(For(number, (*lets, *turn(start, minimum(size, count), self.found.score))))
+        return tuple(out)
+
+    def bound(self, loop: For) -> For:
+        """``loop`` on lanes, if it can be."""
+        try:
+            return bind(loop, Kind("vector", self.lanes))
+        except ScheduleError:
+            return loop
+
+    # ------------------------------------------------------------ rows
+
+    def grown(self, top: Expr, best: Expr) -> tuple[list[Stmt], Expr, Expr, Expr]:
+        """(statements before, what is taken off scores, the greatest score now, by what earlier sums shrink) where the greatest
+        score was ``top`` and is ``best``."""
+        body: list[Stmt] = []
+        new = self.let("new", best, body)
+        less = self.let("less", self.shift(new), body)
+        return body, less, new, Op("exp", (Op("sub", (top, less), self.dtype),), self.dtype)
+
+    def shift(self, top: Expr) -> Expr:
+        """What is taken off scores: the greatest, or 0."""
+        none = Op("eq", (top, Const(-math.inf, self.dtype)), bool_)
+        return Op("select", (none, Const(0.0, self.dtype), top), self.dtype)
+
+    def known(self, top: Expr, total: Expr) -> dict[str, Expr]:
+        """What results of a row are made of."""
+        return {self.found.total.name: total, self.found.shift.name: self.shift(top)}
+
+    # ------------------------------------------------------------ products
+
+    def product(
+        self, axes: tuple[Axis, Axis, Axis], add: Store, tile: tuple[int, int], roomy: tuple[str, ...], end: End
+    ) -> tuple[Stmt, ...]:
+        """The sums of products, over depth, rows and columns, by tiles of registers, each of which goes to memory as ``end``
+        makes it of an addition; tiles stay within memory called ``roomy``."""
+        (loop,) = nested(axes, (add,))
+        assert isinstance(loop, For)
+        body = registers(loop, Registers(axes[0].name, *tile, self.lanes, roomy), self.taken)
+        return map_statements(body, lambda s: (end(s),) if isinstance(s, Store) and s.buffer is add.buffer else (s,))
+
+    def narrowed(self, weight: Expr) -> Expr:
+        """``weight`` as it is multiplied."""
+        if self.found.weight == self.dtype:
+            return weight
+        return Op("cast", (Op("cast", (weight,), self.found.weight),), self.dtype)
+
+
+def greater(one: Expr, other: Expr) -> Expr:
+    """The greater, and ``other`` if one is NaN."""
+    return Op("select", (Op("gt", (one, other), bool_), one, other), one.dtype)
+
+
+def settled(add: Store) -> Store:
+    return Store(add.buffer, add.index, add.value)
+
+
+def shrunk(add: Store, by: Load) -> Store:
+    """What was summed so far, as the greatest score has grown, and a tile's sum."""
+    less = Op("mul", (Load(add.buffer, add.index), by), add.buffer.dtype)
+    return Store(add.buffer, add.index, Op("add", (less, add.value), add.buffer.dtype))
+
+
+def zeroed(buffer: Buffer) -> Alloc:
+    return Alloc(buffer, "add")
