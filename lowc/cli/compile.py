@@ -149,7 +149,7 @@ def _summary(made: "Package", output: str, weights: str, sizes: Sequence[int], s
 
 
 def _dims(shape: Sequence[Any]) -> str:
-    from lowc.standalone.header import size_text
+    from lowc.standalone.trees import size_text
 
     return ", ".join(map(size_text, shape))
 

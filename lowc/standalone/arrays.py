@@ -19,6 +19,8 @@ def host_array(given: Any, tensor: Tensor, torch: Any) -> np.ndarray:
     if tensor.drawn and getattr(given, "shape", ()) == ():
         return _integer(given, tensor).reshape(1)
     if isinstance(given, np.ndarray):
+        if isinstance(given, np.ma.MaskedArray):
+            raise LowcError(f"input {tensor.name} has a mask, which artifacts do not know", hint=".filled() makes an array")
         return given
     if isinstance(given, np.generic):
         return np.asarray(given)

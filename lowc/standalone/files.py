@@ -56,10 +56,12 @@ def write_together(*files: tuple[Path, Iterable[bytes | memoryview], int]) -> li
 def _refused(path: str) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        raise LowcError(
-            f"{path} cannot be written: {error.strerror or error}", hint="another folder, or more room there"
-        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise LowcError(f"{path} cannot be written: {_why(error)}", hint="another folder, or more room there") from error
+
+
+def _why(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def read_file(path: Path) -> memoryview:
@@ -78,8 +80,8 @@ def read_file(path: Path) -> memoryview:
             if file.readinto(whole) != size or file.read(1):
                 raise OSError("it changes while it is read")
             return whole
-    except OSError as error:
-        raise LowcError(f"{os.fspath(path)} cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise LowcError(f"{os.fsdecode(path)} cannot be read: {_why(error)}") from error
 
 
 def _at_once(path: str, flags: int) -> int:

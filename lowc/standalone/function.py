@@ -9,7 +9,7 @@ from lowc.errors import LowcError
 from lowc.standalone.arrays import random_seed
 from lowc.standalone.dtypes import fits, shown
 from lowc.standalone.manifest import ITSELF, Code, Manifest, Tensor
-from lowc.standalone.trees import value, values
+from lowc.standalone.trees import size_text, value, values
 
 
 class Given(Protocol):
@@ -43,9 +43,9 @@ class Function:
         self._again = again
 
     def __repr__(self) -> str:
-        inputs = ", ".join(
-            f"{t.name}: int" if t.value is not None or t.drawn else f"{t.name}: {t.dtype}{list(t.shape)}" for t in self.inputs
-        )
+        integers = {t.name for t in self.inputs if t.value is not None or t.drawn}
+        shapes = {t.name: f"{t.dtype}[{', '.join(map(size_text, t.shape))}]" for t in self.inputs}
+        inputs = ", ".join(f"{name}: {'int' if name in integers else shape}" for name, shape in shapes.items())
         return f"<lowc model {self.name}({inputs}), {self.level}>"
 
     def __reduce__(self) -> "tuple[Callable[..., Function], tuple[Any, ...]]":

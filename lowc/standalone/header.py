@@ -4,6 +4,7 @@ from typing import Any
 
 from lowc.standalone.dtypes import NUMBERS
 from lowc.standalone.manifest import Manifest, Size, Tensor
+from lowc.standalone.trees import size_text
 
 _C = {
     "bool": "uint8_t, 0 or 1", "u8": "uint8_t", "i8": "int8_t", "i16": "int16_t", "u16": "uint16_t", "i32": "int32_t",
@@ -113,13 +114,3 @@ def _contiguous(shape: tuple[Any, ...]) -> list[Any]:
         found.append(step)
         step = step * extent if isinstance(step, int) and isinstance(extent, int) else extent if step == 1 else None
     return found[::-1]
-
-
-def size_text(tree: Any) -> str:
-    """A size as a person writes it."""
-    if not isinstance(tree, list):
-        return str(tree)
-    name, a, b = tree
-    if name in ("min", "max"):
-        return f"{name}({size_text(a)}, {size_text(b)})"
-    return f"({size_text(a)} {name} {size_text(b)})"

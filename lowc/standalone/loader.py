@@ -49,7 +49,7 @@ def load(path: str | os.PathLike[str], *, level: str | None = None, device: Any 
     there is no driver.
     """
     file = os.path.abspath(os.fsdecode(path))
-    return load_content(read_file(path), os.fspath(path), level=level, device=device, file=file)
+    return load_content(read_file(path), os.fsdecode(path), level=level, device=device, file=file)
 
 
 def reloaded(file: str, level: str | None, digest: str, device: str = "cpu") -> Function:

@@ -1,6 +1,7 @@
 """Sizes that are known only when called, as plain data: trees of numbers, names and operations, ``["+", ["*", 4, "s0"], 1]``.
 
-``value`` does the arithmetic; comparisons are 1 or 0.  ``tree``, ``number`` and ``text`` read parts of JSON that may be anything.
+``value`` does the arithmetic; comparisons are 1 or 0.  ``size_text`` shows one.  ``tree``, ``number`` and ``text`` read parts of
+JSON that may be anything.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,16 @@ def value(tree: Tree, sizes: Mapping[str, int]) -> int:
 def values(trees: Sequence[Tree], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Each of ``trees``."""
     return tuple([tree if isinstance(tree, int) else value(tree, sizes) for tree in trees])
+
+
+def size_text(tree: Tree) -> str:
+    """A size as a person writes it."""
+    if not isinstance(tree, list):
+        return str(tree)
+    name, a, b = tree
+    if name in ("min", "max"):
+        return f"{name}({size_text(a)}, {size_text(b)})"
+    return f"({size_text(a)} {name} {size_text(b)})"
 
 
 def tree(data: Any, known: frozenset[str]) -> Tree:

@@ -73,6 +73,9 @@ def test_foreign_files(tmp_path: Path) -> None:
         lowc.load(tmp_path / "none.lowc")
     with pytest.raises(LowcError, match="directory"):
         lowc.load(tmp_path)
+    for path in ("a\0b", b"a\0b"):
+        with pytest.raises(LowcError, match="cannot be read: embedded null byte"):
+            lowc.load(path)  # type: ignore[arg-type]
 
 
 def test_another_version_of_the_format(mlp_file: Path) -> None:
@@ -217,6 +220,8 @@ def test_no_room_and_no_folder(mlp_package: package.Package, tmp_path: Path, mon
         mlp_package.save(tmp_path / "none" / "m.lowc")
     with pytest.raises(LowcError, match="is no file"):
         mlp_package.save("/dev/full")
+    with pytest.raises(LowcError, match="cannot be written: embedded null byte"):
+        mlp_package.save(tmp_path / "a\0b")
     with pytest.raises(LowcError, match="two files shall have this name"):
         mlp_package.save(tmp_path / "m.lowc", weights_path=tmp_path / "m.lowc")
     path = tmp_path / "m.lowc"

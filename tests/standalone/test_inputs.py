@@ -45,6 +45,8 @@ def misaligned() -> np.ndarray:
         (good(10)[::2], "has strides"),
         (good()[::-1], "has strides"),
         (misaligned(), "is not aligned"),
+        (np.ma.masked_array(good(), good() > 1), "has a mask"),
+        (np.zeros((5, 19), [("a", np.float32), ("b", np.float32)])["a"], r"has strides \(152, 8\) in bytes, not \(76, 4\)"),
         ([[1.0] * 19], "is a list, no array"),
         (None, "is a NoneType, no array"),
         (torch.zeros(5, 19, dtype=torch.float64), "has dtype float64, not float32"),
@@ -69,6 +71,10 @@ class Far:
 def test_an_array_of_a_gpu_is_named_as_such(model: Model) -> None:
     with pytest.raises(LowcError, match='is a Far in a GPU\'s memory, and the model is on the CPU\n.*device="cuda:0"'):
         model(Far())
+
+
+def test_what_a_model_says_of_itself(model: Model) -> None:
+    assert repr(model) == f"<lowc model mlp(input: f32[{model.manifest.symbols[0].name}, 19]), {model.level}>"
 
 
 def test_number_and_names_of_arguments(model: Model) -> None:
