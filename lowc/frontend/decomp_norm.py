@@ -49,7 +49,7 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     wide = widen(x)
     shifted = wide - torch.amax(wide, dim, keepdim=True)
     out = shifted - torch.log(torch.sum(torch.exp(shifted), dim, keepdim=True))
-    return (out if half_to_float else out.to(x.dtype)).contiguous(memory_format=_format_of(x))
+    return (out if half_to_float else out.to(x.dtype)).contiguous()
 
 
 def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:

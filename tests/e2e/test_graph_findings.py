@@ -332,3 +332,13 @@ def test_logaddexp2_rounds_once(dtype: torch.dtype) -> None:
     ours, eager = compiled(torch.logaddexp2)(x, y), torch.logaddexp2(x, y)
     assert ((ours == 0) == (eager == 0)).all() and ours[0].sign() == eager[0].sign()
     torch.testing.assert_close(ours, eager, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 2, 1, 2), (2, 3, 4, 5, 6)])
+def test_log_softmax_is_contiguous(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    x = x.to(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+    for dim in (1, -1):
+        ours, eager = compiled(F.log_softmax)(x, dim), F.log_softmax(x, dim)
+        torch.testing.assert_close(ours, eager)
+        assert ours.stride() == eager.stride()

@@ -301,3 +301,11 @@ def test_what_float64_says_to_be_finite_may_be_finite() -> None:
     assert excess(exact.float() * 1.01, eager, exact, [exact], False, 2.0**-23).all()
     unsettled = torch.tensor([float("nan"), float("inf")], dtype=torch.float64)
     assert excess(torch.tensor([3.0, 3.0]), eager, exact, [exact], False, 2.0**-23, [unsettled]).all()
+
+
+def test_the_sign_of_a_zero_is_eagers_or_that_of_float64() -> None:
+    exact = torch.tensor([0.0, -0.0, 0.0], dtype=torch.float64)
+    eager = torch.tensor([-0.0, 0.0, 0.0])
+    assert excess(eager, eager, exact, [exact], False, 2.0**-23).tolist() == [False, False, False]
+    assert excess(exact.float(), eager, exact, [exact], False, 2.0**-23).tolist() == [False, False, False]
+    assert excess(-eager, eager, exact, [exact], False, 2.0**-23).tolist() == [False, False, True]
