@@ -1,4 +1,4 @@
-"""Attention on a CPU: lowc's own kernel beside ATen's, by itself and called by lowc; results as Markdown in ``benchmarks/results``.
+"""Attention on a CPU: lowc's own kernel beside ATen's, by itself and called by lowc; results in ``benchmarks/results``.
 
     python -m benchmarks.attention                          all shapes, f32
     python -m benchmarks.attention --dtype bfloat16 --only causal
