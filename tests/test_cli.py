@@ -306,6 +306,44 @@ def test_explain_calls_of_aten_and_graph_breaks(small: Path, capsys: pytest.Capt
     assert "Graph break: " in out and f"small.py:{line} in breaks: print" in out
 
 
+GPT = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Block(nn.Module):
+    def __init__(self, wide=128, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(wide), nn.LayerNorm(wide)
+        self.qkv, self.out = nn.Linear(wide, 3 * wide), nn.Linear(wide, wide)
+        self.up, self.down = nn.Linear(wide, 4 * wide), nn.Linear(4 * wide, wide)
+
+    def forward(self, x):
+        b, n, wide = x.shape
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
+        q, k, v = (t.view(b, n, self.heads, -1).transpose(1, 2) for t in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, n, wide))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+block = Block().eval().requires_grad_(False)
+
+def inputs():
+    return torch.randn(2, 64, 128)
+"""
+
+
+def test_explain_a_block_of_gpt(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two norms, four products with what follows them, attention."""
+    for name in ("LOWC_MATMUL", "LOWC_ATTENTION"):
+        monkeypatch.setenv(name, "own")
+    (tmp_path / "gpt_block.py").write_text(GPT)
+    out = prints(capsys, "explain", f"{tmp_path / 'gpt_block.py'}:block")
+    found = re.search(r"ops in (\d+) kernels moving .*; 0 calls of ATen", out)
+    assert found is not None and int(found[1]) == 7
+
+
 def test_explain_says_why_further_calls_were_compiled_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sizes.py").write_text(
         "import torch\n\ndef f(x, y):\n    return x.exp() + y\n\n"

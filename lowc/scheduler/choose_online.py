@@ -53,7 +53,8 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
         return ()
     lanes = target.vector_bits // found.product.dtype.bits
     work = iterations(found.outer) * estimate(found.keys.extent) * estimate(found.depth.extent)
-    kind = PARALLEL if threads and target.cores > 1 and work // lanes >= PARALLEL_WORK else Kind()
+    known = all(constant(a.extent) is not None for a in (*(f.axis for f in found.outer), found.keys))
+    kind = PARALLEL if threads and target.cores > 1 and (work // lanes >= PARALLEL_WORK or not known) else Kind()
     steps = (_few(found, lanes, target, kind), _many(found, lanes, target, kind))
     return tuple([(step,) for step in steps if step is not None])
 

@@ -166,6 +166,13 @@ def test_what_is_chosen(bits: int, rows: int) -> None:
     check(step.kernel, shape)
 
 
+def test_who_has_blocks() -> None:
+    """Cores share them where there is much to do, and where that is known only when called."""
+    for shape, kind in (((2, 2, 4, 6, 8), "serial"), ((2, 2, 512, 512, 64), "parallel"), ((2, 2, 3, "n", 8), "parallel")):
+        for (step,) in choose_online.choices(attention(shape, dtype="f32"), X86[512], True):  # type: ignore[arg-type]
+            assert isinstance(step, Online | OnlineDots) and step.kind.name == kind
+
+
 def test_large_heads_are_no_choice() -> None:
     """Scratch memory is on the stack."""
     kernel = attention((1, 1, 100, 100, 4096), dtype="f32")
