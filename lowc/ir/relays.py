@@ -200,9 +200,13 @@ def relay(body: Sequence[Stmt]) -> Relay | None:
 
 
 def block_body(body: Sequence[Stmt]) -> Sequence[Stmt]:
-    """What is inside the block loops of a kernel, and inside the loop over the turns of a block if that is all it does."""
-    while len(body) == 1 and isinstance(body[0], For) and body[0].kind.name in ("block", "serial"):
-        body = body[0].body
+    """What is inside the block loops of a kernel, and inside the loop over the turns of a block if that is all it does but for
+    lets."""
+    while body and all(isinstance(s, Let) for s in body[:-1]):
+        last = body[-1]
+        if not isinstance(last, For) or last.kind.name not in ("block", "serial"):
+            break
+        body = last.body
     return body
 
 

@@ -127,7 +127,10 @@ def cudnn(
 
 
 def lines_of(x: Value) -> bool:
-    """Whether the engine that copies on a GPU takes ``x`` as it lies: contiguous rows that begin at multiples of 16 bytes."""
+    """Whether the engine that copies on a GPU takes ``x`` as it lies: contiguous rows, several of them, that begin at multiples
+    of 16 bytes."""
+    if x.strides is None or any(constant(s) == 0 for s in x.strides[-2:]):
+        return False
     return bool(x.shape) and copied_along(x) == len(x.shape) - 1
 
 
@@ -143,7 +146,7 @@ def _lowered(b: Builder, outs: Outputs, asked: Attention, dropout: float) -> Res
     if any(m.dtype.kind not in "iu" for m in states.values()):
         raise NotLowered("another result that only ATen has")
     check(asked, b.alone)
-    if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, False):
+    if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, "sums" if b.needs(1) else "result"):
         raise NotLowered(why)
     out, lse = outs[0], outs[1]
     assert isinstance(out, TensorMeta) and isinstance(lse, TensorMeta)

@@ -101,7 +101,7 @@ def _lowered(b: Builder, outs: Outputs, found: Backward, dropout: float) -> Resu
     asked = found.asked
     if found.grad.dtype != asked.q.dtype or found.out.dtype != asked.q.dtype or found.lse.dtype.kind != "f":
         raise NotLowered(f"gradients of {found.grad.dtype} of attention of {asked.q.dtype}")
-    if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, True):
+    if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, "gradients"):
         raise NotLowered(why)
     results = [b.result(m) if isinstance(m, TensorMeta) and b.needs(n) else None for n, m in enumerate(outs)]
     delta = _delta(b, found)

@@ -65,7 +65,7 @@ class Nest:
 
 
 Library = Callable[[Value, Value], str]
-Attends = Callable[[Value, Value, Value, Value | None, bool, bool], str]
+Attends = Callable[[Value, Value, Value, Value | None, bool, str], str]
 
 
 class Builder:
@@ -84,8 +84,9 @@ class Builder:
     ``library``: why the product of two values is a call of ATen, "" for one that is to be a loop nest.  ``followed``: whether
     pointwise ops follow the node at hand.  ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
 
-    ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal), or with a last true its
-    backward pass, is a call of ATen, "" for a loop nest.  ``node``: the name of the node at hand.
+    ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal) is a call of ATen, "" for a
+    loop nest; told last is what is wanted, the "result", "sums" for a backward pass as well, or "gradients".  ``node``: the name
+    of the node at hand.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ ELEMENTWISE = (POINTWISE.keys() | ACTIVATION.keys()) - ROWS_AT_ONCE
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 Env = dict[str, tuple[Any, ...]]
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
-Attends = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, bool], str]
+Attends = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str], str]
 
 
 def lower(
@@ -47,7 +47,8 @@ def lower(
     is ATen's ("" for one of lowc's own), told also whether pointwise ops follow and whether both lie as the engine copies them;
     all are ATen's if nothing is given.  ``attention``: likewise why attention is ATen's, of a dtype and of queries, keys and
     values of three shapes, told also whether there is a bias, whether it is causal, whether all lie as the engine copies, and
-    whether it is the backward pass.  ``target``: for what it shall be fast; None where that is all the same.
+    what is wanted ("result", "sums" for a backward pass as well, "gradients").  ``target``: for what it shall be fast; None where
+    that is all the same.
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
     one that returns a window of an input at a place that only a call tells.
@@ -67,14 +68,14 @@ def lower(
         made = all(y.buffer is not entry for entry in inputs)
         return "" if choose_product.own(x, y, options, target, made) else "lowc's own with option matmul='own'"
 
-    def attends(q: Value, k: Value, v: Value, bias: Value | None, causal: bool, backward: bool) -> str:
+    def attends(q: Value, k: Value, v: Value, bias: Value | None, causal: bool, wanted: str) -> str:
         if alone:
             return ""
         if attention is None:
             own = options is not None and options.attention == "own"
             return "" if own else "a library's (lowc's own with option attention='own')"
         in_lines = all(lines_of(x) for x in (q, k, v))
-        return attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, backward)
+        return attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted)
 
     inputs: list[Buffer | Symbol | None] = []
     engine = gpu and not alone and library is not None

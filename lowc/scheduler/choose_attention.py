@@ -18,11 +18,14 @@ from lowc.scheduler.relay import WIDEST, Relayed
 from lowc.scheduler.relay_tiles import PIECE
 from lowc.target import Target
 
-Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, bool], str]
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str], str]
 LONG = 8192  # keys from which blocks of one head are at work at a time, so that its keys and values stay in the L2 cache
 WAYS = ((3, 128, 3), (2, 128, 2), (2, 64, 2), (1, 64, 2))  # groups, keys at a time, stages
 THIN = 64  # columns up to which three groups have registers enough
 TRIES = 4  # ways that are tried, best first, should one not be legal
+FULL = 3  # blocks for each multiprocessor; with fewer nothing was measured
+LEAST = {(128, True): 1024, (64, True): 4096, (128, False): 4096, (64, False): 16384}  # rows, by width of a head and mask
+OTHERS = "a library's (lowc's own with option attention='own')"
 ROWS = 64  # of queries, for each 128 threads
 
 
@@ -36,8 +39,10 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     deep, wide = constant(found.depth.extent) or WIDEST, constant(found.columns.extent) or WIDEST
     late_first = seen(found)[0] is not None and estimate(found.keys.extent) <= LONG
     axis = found.outer[0].axis.name
+    # blocks that take tiles in turns begin the next one while results leave, but under a mask some have more to do than others
+    blocks = 0 if seen(found)[0] is not None else target.cores
     fitting = [
-        Relayed(axis, groups, keys, stages, late_first, strips)
+        Relayed(axis, groups, keys, stages, late_first, strips, blocks)
         for least in (1, 0)
         for groups, keys, stages in WAYS
         if groups < 3 or max(deep, wide) <= THIN
@@ -57,13 +62,13 @@ def shared(deep: int, wide: int, groups: int, keys: int, stages: int, strips: in
 def library(target: Target, options: Options) -> Whose:
     """For ``lowering``: why attention of a dtype and of queries, keys and values of these shapes is ATen's; "" for lowc's own.
 
-    Told also whether there is a bias, whether it is causal, whether all lie as the copying engine wants them, and whether it is
-    the backward pass.
+    Told also whether there is a bias, whether it is causal, whether all lie as the copying engine wants them, and what is wanted:
+    the "result", "sums" for a backward pass as well, or "gradients".
     """
 
     def why(
         dtype: DType, q: Sequence[Index], k: Sequence[Index], v: Sequence[Index],
-        biased: bool, causal: bool, in_lines: bool, backward: bool,
+        biased: bool, causal: bool, in_lines: bool, wanted: str,
     ) -> str:  # fmt: skip
         if options.attention == "library":
             return "option attention='library'"
@@ -72,10 +77,8 @@ def library(target: Target, options: Options) -> Whose:
         if target.kind != "nvptx":
             if options.attention == "own":
                 return ""
-            if backward:
-                return "a library's (lowc's own with option attention='own')"
-            return choose_online.why_not(dtype, q, k, v, causal, target)
-        if backward:
+            return OTHERS if wanted == "gradients" else choose_online.why_not(dtype, q, k, v, causal, target)
+        if wanted == "gradients":
             return "lowc's own backward pass of attention is for CPUs"
         if ABILITY not in target.ops:
             return f"lowc's own is for compute capability 9.0, not {target.cpu}"
@@ -87,6 +90,21 @@ def library(target: Target, options: Options) -> Whose:
             return "rows of a factor begin at no multiple of 16 bytes"
         if constant(q[-2]) in (0, 1) or constant(k[-2]) in (0, 1):
             return "one query, or one key"
-        return "" if options.attention == "own" else "a library's (lowc's own with option attention='own')"
+        if options.attention == "own":
+            return ""
+        if biased or wanted == "sums":
+            return OTHERS
+        return "" if _faster(q, k, v, causal, target.cores) else OTHERS
 
     return why
+
+
+def _faster(q: Sequence[Index], k: Sequence[Index], v: Sequence[Index], causal: bool, processors: int) -> bool:
+    """Whether lowc's own was measured to be faster for such sizes; what was not measured is ATen's."""
+    known = [constant(n) for n in (*q, v[-1])]
+    if None in known or tuple(q) != tuple(k):
+        return False
+    batch, heads, rows, deep, wide = (n or 0 for n in known)
+    least = LEAST.get((deep, causal))
+    blocks = batch * heads * -(-rows // (2 * ROWS))
+    return least is not None and deep == wide and rows >= least and blocks >= FULL * processors

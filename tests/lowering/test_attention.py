@@ -10,9 +10,12 @@ from torch.nn import functional as F
 from lowc.frontend.dtypes import TORCH_DTYPES
 from lowc.ir.graph import Graph, Input, Node, Ref, TensorMeta
 from lowc.ir.index import ix
-from lowc.ir.nodes import Extern, Launch, Module
+from lowc.ir.nodes import Buffer, Extern, Launch, Module
+from lowc.ir.types import bf16
 from lowc.ir.verify import verify_module
+from lowc.lowering.attention import lines_of
 from lowc.lowering.lower import lower
+from lowc.lowering.values import Value
 from lowc.options import Options
 from lowc.scheduler import attention
 from tests.lowering.harness import run, trace
@@ -203,6 +206,19 @@ def test_the_state_of_random_numbers_is_0() -> None:
     verify_module(module, "LOOPS")
     _, _, seed, offset = run(module, [q, k, v])
     assert (int(seed), int(offset)) == (0, 0)
+
+
+def test_what_the_engine_that_copies_takes() -> None:
+    def lines(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> bool:
+        buffer = Buffer("x", bf16, (ix(1 << 20),), (ix(1),))
+        return lines_of(Value(buffer, bf16, tuple(map(ix, shape)), lambda c: c, tuple(map(ix, strides)), ix(offset)))
+
+    assert lines((2, 4, 300, 64), (76800, 64, 256, 1))
+    assert lines((2, 4, 300, 64), (76800, 0, 256, 1))  # heads that are one
+    assert not lines((2, 4, 300, 64), (76800, 64, 0, 1))
+    assert not lines((2, 4, 300, 64), (76800, 64, 256, 2))
+    assert not lines((2, 4, 300, 64), (76804, 64, 252, 1))
+    assert not lines((2, 4, 300, 64), (76800, 64, 256, 1), 4)
 
 
 # ---------------------------------------------------------------- the form

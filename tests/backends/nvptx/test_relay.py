@@ -58,6 +58,17 @@ def test_waits_that_are_bounded(tmp_path: Path) -> None:
     clean(assembled(code, tmp_path))
 
 
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
+@pytest.mark.parametrize("deep", [64, 128])
+def test_tiles_in_turns_have_code(deep: int, tmp_path: Path) -> None:
+    """What does not change from tile to tile leaves the loop over them, and stands before it."""
+    kernel = attention((32, 32, 4096, 4096, deep))
+    way = ways(kernel)[0]
+    assert way.blocks
+    fields = {f: getattr(way, f) for f in way.__slots__ if f != "axis"}
+    clean(assembled(nvptx.compile_module(machine(by_tiles(kernel, **fields)), TARGET, Options()).code.decode(), tmp_path))
+
+
 def test_every_way_is_tried() -> None:
     tried = {(w.groups, w.keys, w.stages) for deep in (64, 128, 256) for w in ways(attention((4, 4, 512, 512, deep)))}
     assert tried == set(WAYS)

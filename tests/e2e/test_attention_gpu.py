@@ -1,0 +1,120 @@
+"""Attention by lowc's own kernel on an NVIDIA GPU, beside float64.
+
+    python -m pytest -m gpu tests/e2e/test_attention_gpu.py
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lowc.scheduler import choose_attention
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs compute capability 9.0"
+    ),
+]
+OWN = {"attention": "own", "strict_errors": True, "check": True, "cache": False}
+
+
+@pytest.fixture(autouse=True)
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The ways that are chosen for attention."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    found: list[Any] = []
+    choices = choose_attention.choices
+
+    def noted(*args: Any) -> Any:
+        ways = choices(*args)
+        found.extend(ways[:1])
+        return ways
+
+    monkeypatch.setattr(choose_attention, "choices", noted)
+    yield found
+    torch._dynamo.reset()
+
+
+def tensors(
+    batch: int, heads: int, rows: int, deep: int, keys: int = 0, shared: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, ...]:
+    shapes = ((batch, heads, rows, deep), *[(batch, shared or heads, keys or rows, deep)] * 2)
+    return tuple(torch.randn(s, device="cuda").to(dtype) for s in shapes)
+
+
+def off(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+def check(function: Callable[..., Tensor], *args: Tensor, options: dict[str, Any] = OWN) -> None:
+    exact = function(*(a.double() for a in args))
+    compiled = torch.compile(function, backend="lowc", fullgraph=True, options=options)
+    allowed = max(1.5 * off(function(*args), exact), 2 * torch.finfo(args[0].dtype).eps)
+    for _ in range(3):
+        assert off(compiled(*args), exact) <= allowed
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("deep", [32, 64, 96, 128, 256])
+def test_widths_of_heads(deep: int, causal: bool, chosen: list[Any]) -> None:
+    check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal), *tensors(2, 3, 1000, deep))
+    assert chosen
+
+
+@pytest.mark.parametrize("deep", [64, 128])
+def test_tiles_in_turns(deep: int, chosen: list[Any]) -> None:
+    """More tiles than multiprocessors."""
+    check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), *tensors(4, 16, 1100, deep, keys=700))
+    assert chosen[0].blocks
+
+
+def test_by_default(chosen: list[Any]) -> None:
+    args = tensors(1, 13, 4096, 128, dtype=torch.float16)
+    for function in (F.scaled_dot_product_attention, partial(F.scaled_dot_product_attention, is_causal=True)):
+        check(lambda q, k, v, function=function: function(q, k, v), *args, options={"cache": False})
+    assert len(chosen) >= 2
+
+
+def test_masks_shared_heads_and_layouts() -> None:
+    q, k, v = tensors(2, 4, 300, 64, shared=2)
+    check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), q, k, v)
+    x = torch.randn(2, 500, 3, 4, 64, device="cuda").bfloat16()
+    check(lambda x: F.scaled_dot_product_attention(*(x[:, :, n].transpose(1, 2) for n in range(3)), is_causal=True), x)
+
+
+def test_lengths_of_the_call(chosen: list[Any]) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    compiled = torch.compile(function, backend="lowc", fullgraph=True, options=OWN)
+    for rows in (300, 2, 129, 700, 1024):
+        args = tensors(2, 2, rows, 64)
+        for tensor in args:
+            torch._dynamo.mark_dynamic(tensor, 2)
+        exact = function(*(a.double() for a in args))
+        assert off(compiled(*args), exact) < 1e-2
+    assert chosen
+
+
+def test_gradients_are_those_of_atens_backward_pass(chosen: list[Any]) -> None:
+    """The sums that lowc's own kernel stores are what ATen's backward pass wants."""
+    args = [t.requires_grad_() for t in tensors(2, 3, 640, 64)]
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    weight = torch.randn_like(args[0])
+    compiled = torch.compile(function, backend="lowc", fullgraph=True, options=OWN)
+    ours = torch.autograd.grad((compiled(*args) * weight).sum(), args)
+    eager = torch.autograd.grad((function(*args) * weight).sum(), args)
+    wide = [a.detach().double().requires_grad_() for a in args]
+    exact = torch.autograd.grad((function(*wide) * weight.double()).sum(), wide)
+    for a, b, c in zip(ours, eager, exact, strict=True):
+        assert off(a, c) <= max(1.5 * off(b, c), 1e-2)
+    assert chosen
