@@ -77,9 +77,7 @@ def library(target: Target, options: Options) -> Whose:
         if target.kind != "nvptx":
             if options.attention == "own":
                 return ""
-            if wanted == "gradients":
-                return OTHERS
-            return choose_online.why_not(dtype, q, k, v, causal, target)
+            return OTHERS if wanted == "gradients" else choose_online.why_not(dtype, q, k, v, causal, target)
         if wanted == "gradients":
             return "lowc's own backward pass of attention is for CPUs"
         if ABILITY not in target.ops:
