@@ -1,6 +1,7 @@
 """The launches of one call of an artifact on a GPU: what the manifest says of them, with a call's addresses and sizes."""
 
 import ctypes
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,13 +13,23 @@ from lowc.standalone.launches import MAP_DTYPES, MOST, Gpu, Launching
 from lowc.standalone.trees import value, values
 
 _MAP_ALIGN = 64
+_AFTER = 2  # params behind a launch's own: the word for failed checks and the step
+_ENTRY = re.compile(rb"\.entry\s+([\w$]+)\s*\(([^)]*)\)")
 
 
 def loaded(driver: Direct, ptx: bytes, cubin: bytes, gpu: Gpu) -> dict[str, int]:
     """The functions of the kernels by name.  ``cubin`` is taken if there is one and the driver takes it.  Raises CodegenError if
-    the driver rejects the PTX or a kernel is not in it.
+    the driver rejects the PTX or a kernel is not in it, or takes other numbers of params than a launch has, beyond which the
+    driver would read.
 
     What is loaded is never unloaded: a CUDA graph that somebody has captured may launch it after the model is gone."""
+    taken = {name.decode(): params.count(b".param") for name, params in _ENTRY.findall(ptx)}
+    for launching in gpu.launches:
+        given = len(launching.params) + _AFTER + len(launching.maps)
+        if taken.get(launching.kernel) != given:
+            said = f"takes {taken[launching.kernel]}" if launching.kernel in taken else "is not in the code"
+            text = f"a launch of {launching.kernel} has {given} params, and the kernel {said}"
+            raise CodegenError(text, hint="compile the artifact again")
     module = driver.load(cubin)[0] if cubin else 0
     if not module:
         module, error, log = driver.load(ptx)
@@ -107,7 +118,7 @@ class Launcher:
                 found.append(sizes[self._symbols[number]])
             else:
                 found.append(memory[kind][number] + value(offset, sizes))
-        count = len(found) + 2
+        count = len(found) + _AFTER
         cells = (ctypes.c_int64 * count)(*found, word, launching.step)
         first = ctypes.addressof(cells)
         places = [first + 8 * n for n in range(count)]

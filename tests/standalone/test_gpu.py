@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lowc.backends.nvptx import assembler
 from lowc.cli import main
 from lowc.errors import LowcError
 from lowc.frontend.exported import export
-from lowc.standalone import gpu_choice, manifest
+from lowc.standalone import gpu_choice, launcher, manifest
 from lowc.standalone.gpu_device import GpuDevice
 from lowc.standalone.library import write_library
 from lowc.standalone.loader import load_content
@@ -190,6 +191,22 @@ def test_code_without_a_kernel_is_refused(mlp: package.Package) -> None:
     with pytest.raises(LowcError, match="code for this GPU cannot be used: cuModuleGetFunction failed"):
         load(mlp, driver)
     assert len(driver.images) == 1 and not driver.modules and not driver.live
+
+
+def test_launches_of_other_numbers_of_params_are_refused(mlp: package.Package) -> None:
+    """The driver would read addresses beyond those that it is given."""
+    ptx, gpu = bytes(sections(mlp).section("sm_90.ptx")), gpu_choice.gpu_of(mlp.manifest.code[1])
+    first, *others = gpu.launches
+    changes = {
+        "has [23] params": replace(first, params=()),
+        "is not in the code": replace(first, kernel="k_other"),
+    }
+    for match, launch in changes.items():
+        driver: Any = FakeDriver()
+        with pytest.raises(LowcError, match=match):
+            launcher.loaded(driver, ptx, b"", replace(gpu, launches=(launch, *others)))
+        assert not driver.images
+    assert launcher.loaded(FakeDriver(), ptx, b"", gpu)  # type: ignore[arg-type]
 
 
 def test_ptx_is_for_drivers_from_cuda_12_on(mlp: package.Package) -> None:
