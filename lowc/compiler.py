@@ -176,15 +176,27 @@ def compile_artifact(
     return artifact, lambda made, constants: _bind_x86(made, constants, graph.name == "forward")
 
 
+def lowered(
+    graph: Graph, options: Options, target: Target | None, forbidden: frozenset[str] = frozenset()
+) -> Module:
+    """``graph`` @LOOPS as it is compiled for ``target`` (None: for the interpreter): what is ATen's there is ATen's here.
+
+    Nodes named in ``forbidden`` become ATen calls.  Raises what ``lowering.lower`` raises.
+    """
+    from lowc.scheduler import choose_attention, choose_library
+
+    library = choose_library.library(target, options) if target is not None and target.kind == "nvptx" else None
+    attention = None if target is None else choose_attention.library(target, options)
+    return lower(graph, options, forbidden, library=library, attention=attention, target=target)
+
+
 def _lowered(
     graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str], target: Target | None = None
 ) -> Module:
-    from lowc.scheduler import choose_attention, choose_library, pipeline
+    from lowc.scheduler import pipeline
 
     with trace.phase("lowering"):
-        library = choose_library.library(target, options) if target is not None and target.kind == "nvptx" else None
-        attention = None if target is None else choose_attention.library(target, options)
-        module = lower(graph, options, forbidden, library=library, attention=attention, target=target)
+        module = lowered(graph, options, target, forbidden)
     trace.dump("lowering", lambda: pipeline.listing(module, options))
     return module
 

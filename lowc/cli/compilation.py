@@ -165,11 +165,10 @@ def target_for(options: Options, gpu: "Model | None") -> Target:
 
 def schedule(graph: Graph, options: Options, target: Target) -> tuple[Module, Module, Module, Target]:
     """``graph`` lowered; taken through the passes that leave it at level LOOPS; the same at MACHINE; for which target."""
-    from lowc.lowering import lower
-    from lowc.scheduler import choose_library, pipeline
+    from lowc import compiler
+    from lowc.scheduler import pipeline
 
-    library = choose_library.library(target, options) if target.kind == "nvptx" else None
-    lowered = lower(graph, options, library=library, target=target)
+    lowered = compiler.lowered(graph, options, target)
     module = fused = lowered
     off = pipeline.switched_off(options)
     for row in pipeline.PASSES:

@@ -6,6 +6,7 @@ from typing import Any
 
 from lowc.cli.bisect import add_arguments, prepared
 from lowc.errors import LowcError
+from lowc.options import ROWS, Options
 
 
 def add(commands: Any) -> None:
@@ -36,9 +37,8 @@ def run(chosen: argparse.Namespace) -> int:
         print(f"graph {case.graph.name}, {len(case.graph.nodes)} ops: {verdict}")
         found = reduced(case, verdict, target, how, chosen.budget)
         small = tried(found.case, how)
-        options = {name: value for name, value in strict(how.options)._asdict().items() if name in OPTIONS}
         try:
-            chosen.out.write_text(script(found.case, small, options, found.recipes, before))
+            chosen.out.write_text(script(found.case, small, kept(strict(how.options)), found.recipes, before))
         except OSError as error:
             raise LowcError(f"cannot write {chosen.out}: {error.strerror}") from error
         print(f"{len(found.case.graph.nodes)} ops, {len(found.case.inputs)} inputs, after {found.trials} trials: {small}")
@@ -51,4 +51,7 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-OPTIONS = ("isa", "threads", "numerics", "matmul", "off", "strict_errors", "check", "cache")
+def kept(options: Options) -> dict[str, Any]:
+    """What the file compiles with: the options that change code, and those by which a trial raises what goes wrong."""
+    names = {row.name for row in ROWS if row.code} | {"strict_errors", "check", "cache"}
+    return {name: value for name, value in options._asdict().items() if name in names}

@@ -7,7 +7,7 @@ from typing import Any
 from lowc.faults import reference
 from lowc.faults.judge import Expected, expected
 from lowc.ir.graph import Graph, GraphArg, Input, Meta, Node, Ref, TensorMeta
-from lowc.ir.index import Index, Symbol, atoms, ix
+from lowc.ir.index import Index, Symbol, atoms, ix, sole_atom
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,5 @@ def _of_arg(arg: GraphArg | tuple[Any, ...]) -> Iterator[Symbol]:
 
 def _itself(index: Index) -> Iterator[Symbol]:
     """The symbol that ``index`` is, if it is one."""
-    if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
-        atom = index.terms[0][0][0]
-        if isinstance(atom, Symbol):
-            yield atom
+    if isinstance(atom := sole_atom(index), Symbol):
+        yield atom

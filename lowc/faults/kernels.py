@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Sequence
 
+from lowc import compiler
 from lowc.faults.cut import Case, Source, between
 from lowc.faults.trial import How, Verdict, strict, tried
 from lowc.ir.nodes import Module
-from lowc.lowering.lower import lower
-from lowc.scheduler import choose_library, pipeline
+from lowc.scheduler import pipeline
 from lowc.target import Target
 
 
@@ -25,9 +25,8 @@ def kernels(case: Case, verdict: Verdict, target: Target, how: How) -> list[Coll
     graph, options = case.graph, strict(how.options)
     found: list[Collection[str]] = []
     every = {n.name for n in graph.nodes}
-    library = choose_library.library(target, options) if target.kind == "nvptx" else None
     try:
-        lowered = lower(graph, options, library=library, target=target)
+        lowered = compiler.lowered(graph, options, target)
     except Exception:
         return [{name} for name in (n.name for n in graph.nodes)]
     silent = every - _names(lowered.steps)

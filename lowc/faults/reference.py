@@ -13,7 +13,7 @@ from lowc.errors import LowcError
 from lowc.frontend.dtypes import TORCH_DTYPES
 from lowc.ir import arithmetic
 from lowc.ir.graph import Graph, GraphArg, Meta, Node, Ref, TensorMeta
-from lowc.ir.index import Index, Symbol, constant, evaluate
+from lowc.ir.index import Index, Symbol, constant, evaluate, sole_atom
 from lowc.ir.types import DType
 from lowc.runtime import externs
 
@@ -155,7 +155,5 @@ def _learn(meta: Meta, value: Any, sizes: dict[str, int]) -> None:
     elif isinstance(meta, TensorMeta) and isinstance(value, torch.Tensor):
         pairs = list(zip((*meta.shape, *meta.strides), (*value.shape, *value.stride()), strict=True))
     for index, number in pairs:
-        if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
-            atom = index.terms[0][0][0]
-            if isinstance(atom, Symbol):
-                sizes.setdefault(atom.name, int(number))
+        if isinstance(atom := sole_atom(index), Symbol):
+            sizes.setdefault(atom.name, int(number))

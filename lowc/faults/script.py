@@ -14,7 +14,7 @@ from lowc.faults.cut import Case
 from lowc.faults.reference import DTYPES
 from lowc.faults.trial import Verdict
 from lowc.ir.graph import GraphArg, Node, Ref, TensorMeta
-from lowc.ir.index import Index, Symbol, constant, text
+from lowc.ir.index import Index, Symbol, constant, sole_atom, text
 from lowc.ir.types import DType
 from lowc.runtime import externs
 
@@ -116,10 +116,8 @@ def _symbols(case: Case) -> dict[str, str]:
             sources = [(n, f"{given.name}.shape[{d}]") for d, n in enumerate(meta.shape)]
             sources += [(n, f"{given.name}.stride({d})") for d, n in enumerate(meta.strides)]
         for index, source in sources:
-            if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
-                atom = index.terms[0][0][0]
-                if isinstance(atom, Symbol) and atom.name != source:
-                    found.setdefault(atom.name, source)
+            if isinstance(atom := sole_atom(index), Symbol) and atom.name != source:
+                found.setdefault(atom.name, source)
     return found
 
 

@@ -22,9 +22,8 @@ from lowc.ir.graph import device_of
 from lowc.ir.graph_printer import print_graph
 from lowc.ir.nodes import Module
 from lowc.ir.printer import print_module
-from lowc.lowering.lower import lower
 from lowc.options import Options
-from lowc.scheduler import choose_library, pipeline
+from lowc.scheduler import pipeline
 from lowc.target import Target
 
 
@@ -50,7 +49,7 @@ def first_wrong(case: Case, target: Target, how: How) -> Stage:
     files = {"graph.txt": print_graph(case.graph)}
     before: Module | None = None
     module: Module | None = None
-    for name, make in _makers(case, target, options):
+    for name, make in makers(case, target, options):
         try:
             with _within(how.seconds):
                 module = make(before)
@@ -76,11 +75,11 @@ def first_wrong(case: Case, target: Target, how: How) -> Stage:
     return _beyond(case, wanted, module, target, how, machine)
 
 
-def _makers(
+def makers(
     case: Case, target: Target, options: Options
 ) -> Iterator[tuple[str, Callable[[Module | None], Module]]]:
-    library = choose_library.library(target, options) if target.kind == "nvptx" else None
-    yield "lowering", lambda _: lower(case.graph, options, library=library, target=target)
+    """(name of a stage, what makes its module of the one before): lowering, then each pass."""
+    yield "lowering", lambda _: compiler.lowered(case.graph, options, target)
     off = pipeline.switched_off(options)
     for row in pipeline.PASSES:
         if row.name not in off and row.only in ("", target.kind):

@@ -249,14 +249,13 @@ def _floordiv_rest(rest: Index, b: Index, divisor: int | None) -> Index:
         common = gcd(divisor, *(c for m, c in rest.terms if m))
         if common > 1:
             return floordiv(_scale_down(rest, common), ix(divisor // common))
-    if len(rest.terms) == 1 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
-        atom = rest.terms[0][0][0]
-        if isinstance(atom, FloorDiv):
-            return floordiv(atom.num, atom.den * b)
-        if isinstance(atom, Mod):
-            outer, remainder = _divide(atom.den, b)
-            if not remainder.terms:
-                return mod(floordiv(atom.num, b), outer)
+    atom = sole_atom(rest)
+    if isinstance(atom, FloorDiv):
+        return floordiv(atom.num, atom.den * b)
+    if isinstance(atom, Mod):
+        outer, remainder = _divide(atom.den, b)
+        if not remainder.terms:
+            return mod(floordiv(atom.num, b), outer)
     return ix(FloorDiv(rest, b))
 
 
@@ -594,6 +593,14 @@ def atoms(index: Index) -> Iterator[Atom]:
             elif isinstance(atom, Min | Max):
                 yield from atoms(atom.a)
                 yield from atoms(atom.b)
+
+
+def sole_atom(index: Index) -> Atom | None:
+    """The atom that ``index`` is, with nothing added or multiplied."""
+    if len(index.terms) != 1:
+        return None
+    monomial, factor = index.terms[0]
+    return monomial[0] if factor == 1 and len(monomial) == 1 else None
 
 
 def contiguous_strides(shape: Sequence[Index]) -> tuple[Index, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from lowc.ir import arithmetic
-from lowc.ir.index import Index, Symbol, constant, evaluate
+from lowc.ir.index import Index, Symbol, constant, evaluate, sole_atom
 from lowc.ir.interp_expr import InterpError
 from lowc.ir.interp_kernel import poisoned, run_kernel, storage_size
 from lowc.ir.nodes import Arg, Buffer, Extern, Launch, Module, View
@@ -120,10 +120,8 @@ def find_sizes(sizes: dict[str, int], buffer: Buffer, shape: Sequence[int]) -> N
     """Adds to ``sizes`` the symbols that a dimension of ``buffer`` is, given the ``shape`` of what it holds."""
     if len(shape) == len(buffer.shape):
         for index, extent in zip(buffer.shape, shape, strict=True):
-            if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
-                atom = index.terms[0][0][0]
-                if isinstance(atom, Symbol):
-                    sizes.setdefault(atom.name, int(extent))
+            if isinstance(atom := sole_atom(index), Symbol):
+                sizes.setdefault(atom.name, int(extent))
 
 
 def _ints(call: _Call, indices: Sequence[Index]) -> tuple[int, ...]:

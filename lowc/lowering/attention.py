@@ -39,7 +39,6 @@ from lowc.lowering.values import Coords, Value
 
 Outputs = Sequence[TensorMeta | Index | None]
 Results = tuple[Value | Index | None, ...]
-PADDED = 32  # rows of which ``logsumexp`` has a multiple in the memory-efficient kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from lowc.errors import LowcError, NotLowered, Unsupported
 from lowc.ir import arithmetic, collective
 from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of
-from lowc.ir.index import Index, Symbol, atoms, constant
+from lowc.ir.index import Index, Symbol, atoms, constant, sole_atom
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
 from lowc.ir.types import DType
 from lowc.lowering import choose_product, collectives
@@ -133,15 +133,8 @@ def _input(name: str, meta: TensorMeta | Index | None, builder: Builder, env: En
 
 def _as_symbol(meta: Index | None) -> Symbol | None:
     """The symbol that an index is, if it is just one."""
-    if (
-        isinstance(meta, Index)
-        and len(meta.terms) == 1
-        and meta.terms[0][1] == 1
-        and len(meta.terms[0][0]) == 1
-    ):
-        atom = meta.terms[0][0][0]
-        return atom if isinstance(atom, Symbol) else None
-    return None
+    atom = sole_atom(meta) if meta is not None else None
+    return atom if isinstance(atom, Symbol) else None
 
 
 def _resolve(arg: GraphArg, env: Env) -> Any:

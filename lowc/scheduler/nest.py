@@ -5,7 +5,19 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import cast
 
-from lowc.ir.index import Axis, Index, Opaque, Symbol, constant, depends_on, evaluate, floordiv, ix, mod
+from lowc.ir.index import (
+    Axis,
+    Index,
+    Opaque,
+    Symbol,
+    constant,
+    depends_on,
+    evaluate,
+    floordiv,
+    ix,
+    mod,
+    sole_atom,
+)
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import (
     Buffer,
@@ -66,10 +78,8 @@ def as_map(kernel: Kernel) -> MapNest | None:
 
 def plain_axis(index: Index) -> Axis | None:
     """The axis that ``index`` is, with nothing added or multiplied."""
-    if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
-        atom = index.terms[0][0][0]
-        return atom if isinstance(atom, Axis) else None
-    return None
+    atom = sole_atom(index)
+    return atom if isinstance(atom, Axis) else None
 
 
 def weight(expr: Expr, seen: dict[int, int] | None = None) -> int:

@@ -1,6 +1,6 @@
 """What kernels of products in a row have in common: grids, tiles, instructions, and the strips that results leave through.
 
-``relay`` makes attention of it, ``relay_gradient`` its gradients; ``ir/relays.py`` says what the nests are.
+``relay`` makes attention of it; ``ir/relays.py`` says what the nests are.
 """
 
 from collections.abc import Sequence

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from lowc.cli import main
-from lowc.faults import reference, smaller
+from lowc.cli import compilation, main
+from lowc.cli.reduce import kept
+from lowc.faults import reference, smaller, stages
 from lowc.faults.captured import captured
 from lowc.faults.cut import Case, Source, between
 from lowc.faults.isolated import isolated
@@ -20,7 +22,10 @@ from lowc.faults.modules import interpret
 from lowc.faults.script import script
 from lowc.faults.trial import Verdict
 from lowc.ir.index import constant
+from lowc.ir.nodes import Extern
 from lowc.lowering.lower import lower
+from lowc.options import ROWS, Options
+from lowc.target import Target
 from tests.paths import PYTHONPATH, ROOT
 
 
@@ -142,6 +147,24 @@ def test_right_functions_are_said_to_be_right(tmp_path: Path) -> None:
         )  # fmt: skip
         assert (done.returncode, "right" in done.stdout) == (0, True), done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_attention_is_whose_it_is_when_compiled() -> None:
+    """What bisect tries and view shows is the kernel that a call runs, not the call of ATen that is not made."""
+    target = Target("x86", "", "", 512, 32, 32 << 10, 1 << 20, 32 << 20, 2, frozenset({"fma"}))
+    case = case_of(F.scaled_dot_product_attention, *(torch.randn(1, 2, n, 32) for n in (30, 40, 40)))
+    for whose, called in (("auto", False), ("library", True)):
+        options = Options(attention=whose)
+        _, lowered = next(iter(stages.makers(case, target, options)))
+        for module in (lowered(None), compilation.schedule(case.graph, options, target)[0]):
+            assert any(isinstance(step, Extern) for step in module.steps) == called
+
+
+def test_a_reduced_file_has_all_options_that_change_code() -> None:
+    options = Options(attention="own", matmul="own", fallback_random=True, dump="somewhere")
+    found = kept(options)
+    assert {row.name for row in ROWS if row.code} <= found.keys() and "dump" not in found
+    assert (found["attention"], found["matmul"], found["fallback_random"]) == ("own", "own", True)
 
 
 def test_a_target_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

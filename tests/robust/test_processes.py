@@ -31,14 +31,17 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
 
 
 def test_threads_compile_and_call_at_once() -> None:
-    for line in run("-m", "tests.robust.threads", "--threads", "8", "--rounds", "2", *PARTS).splitlines():
-        seen = json.loads(line)
+    lines = run("-m", "tests.robust.threads", "--threads", "8", "--rounds", "2", *PARTS).splitlines()
+    assert len(lines) == len(PARTS)
+    for seen in map(json.loads, lines):
         assert (seen["wrong"], seen["compiled"]) == (0, 16), seen
 
 
 @pytest.mark.slow
 def test_thirty_two_threads() -> None:
-    for line in run("-m", "tests.robust.threads", "--threads", "32", "--rounds", "6", *PARTS).splitlines():
+    lines = run("-m", "tests.robust.threads", "--threads", "32", "--rounds", "6", *PARTS).splitlines()
+    assert len(lines) == len(PARTS)
+    for line in lines:
         assert json.loads(line)["wrong"] == 0, line
 
 

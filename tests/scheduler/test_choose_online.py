@@ -11,6 +11,7 @@ from lowc.ir.types import DType, bf16, f16, f32, f64
 from lowc.options import Options
 from lowc.scheduler.choose_attention import library
 from lowc.target import Target
+from tests.e2e.test_matmul import able
 
 AVX512 = Target("x86", "", "", 512, 32, 32 << 10, 1 << 20, 32 << 20, 2, frozenset({"fma"}))
 AUTO = Options()
@@ -63,6 +64,7 @@ def test_the_rest_is_a_librarys(given: dict[str, object], reason: str) -> None:
         assert why(**{**given, "options": chosen._replace(attention="own")}) == ""  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(not able("avx512"), reason="auto leaves attention to ATen without AVX-512")
 def test_gradients_take_what_the_kernel_gives() -> None:
     """The backward pass, which is ATen's, gets lowc's result and logarithms of sums."""
     torch._dynamo.reset()

@@ -63,7 +63,8 @@ def judge(text: str, seed: int, emit: bool = True) -> Outcome:
 def through(module: Module, target: Target, seed: int, emit: bool) -> Outcome:
     expected = meaning(module, seed)
     options = Options(check=True)
-    start = {"LOOPS": 0, "SCHEDULED": 9, "BUFFERED": len(pipeline.PASSES) - 1, "MACHINE": len(pipeline.PASSES)}[module.level]
+    takes = [row.takes for row in pipeline.PASSES]
+    start = takes.index(module.level) if module.level in takes else len(takes)
     rows = [row for row in pipeline.PASSES[start:] if row.only in ("", target.kind)]
     if module.level == "SCHEDULED":
         rows = [row for row in rows if row.name in ("hoist", "memory", "legalise")]
