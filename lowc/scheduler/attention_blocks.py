@@ -13,7 +13,6 @@ from lowc.ir.index import (
     Atom,
     Axis,
     Index,
-    Opaque,
     constant,
     depends_on,
     floordiv,
@@ -23,14 +22,14 @@ from lowc.ir.index import (
     mod,
     split,
 )
-from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Kind, Let, Load, Op, Stmt, Store, Var
-from lowc.ir.types import DType, bool_, i64
+from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Load, Op, Stmt, Store, Var
+from lowc.ir.types import DType, bool_
 from lowc.ir.walk import Substitution, map_statements
 from lowc.scheduler.apply import bind
 from lowc.scheduler.attention import Attention, find, seen
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.registers import Registers, registers
-from lowc.scheduler.rename import fresh
+from lowc.scheduler.rename import coordinate, coordinates, fresh, let
 
 Turn = Callable[[Index, Index, Expr], Sequence[Stmt]]
 End = Callable[[Store], Store]
@@ -72,23 +71,10 @@ class Blocks:
         return Buffer(fresh(name, self.taken), dtype or self.dtype, (ix(count),), (ONE,), "local")
 
     def named(self, name: str, index: Index, lets: list[Stmt]) -> Index:
-        """``index`` as the coordinate that a let holds, unless it is a number."""
-        if constant(index) is not None:
-            return index
-        var = Var(fresh(name, self.taken), i64)
-        lets.append(Let(var, FromIndex(index, i64)))
-        return ix(Opaque(var.name))
+        return coordinate(name, index, self.taken, lets)
 
     def let(self, name: str, value: Expr, body: list[Stmt]) -> Var:
-        var = Var(fresh(name, self.taken), value.dtype)
-        body.append(Let(var, value))
-        return var
-
-    def fresh_lets(self, there: Substitution, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-        for stmt in body:
-            if isinstance(stmt, Let):
-                there.rename(stmt.var.name, Var(fresh(stmt.var.name, self.taken), stmt.var.dtype))
-        return there.body(tuple(body))
+        return let(name, value, self.taken, body)
 
     # ------------------------------------------------------------ loops
 
@@ -101,10 +87,7 @@ class Blocks:
             pair, late = floordiv(tile, ix(2)), mod(tile, ix(2))
             tile = pair + late * (down - 1 - pair * 2)
         lets: list[Stmt] = []
-        for axis in reversed(self.batch):
-            last = axis is self.batch[0]
-            self.at[axis] = self.named(f"{axis.name}_b", matrix if last else mod(matrix, axis.extent), lets)
-            matrix = floordiv(matrix, axis.extent)
+        self.at.update(coordinates(matrix, self.batch, "b", self.taken, lets))
         if self.rows is not None:
             self.first = self.named(f"{self.rows.name}_b", tile, lets) * rows
         body = (*lets, *block())

@@ -11,14 +11,13 @@ Blocks that one core runs (``kind`` is serial) have a loop for each axis instead
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import Axis, Index, Opaque, constant, ix, minimum
+from lowc.ir.index import Axis, Index, constant, ix, minimum
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import For, FromIndex, Kind, Let, Stmt, Var
-from lowc.ir.types import i64
+from lowc.ir.nodes import For, Kind, Stmt
 from lowc.ir.walk import Substitution
 from lowc.scheduler.apply import conflict
 from lowc.scheduler.nest import chain, nested
-from lowc.scheduler.rename import fresh
+from lowc.scheduler.rename import coordinate, fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def grid(loop: For, step: Grid, taken: set[str]) -> tuple[Stmt, ...]:
     below = total
     for each, count in zip(loops, counts, strict=True):
         below = ix(1) if count == below else below // count
-        firsts.append(_named(ix(number) // below % count, each.axis.name, taken, lets))
+        firsts.append(coordinate(f"{each.axis.name}_b", ix(number) // below % count, taken, lets))
     body = (*lets, *_block(loops, step.sizes, firsts, taken))
     if constant(total) == 1:
         return Substitution({number: ix(0)}).body(body)
@@ -82,12 +81,3 @@ def _block(loops: list[For], sizes: tuple[int, ...], numbers: list[Index], taken
         inner.append(own)
         place.atoms[each.axis] = number * size + own
     return nested(inner, place.body(loops[-1].body))
-
-
-def _named(index: Index, axis: str, taken: set[str], lets: list[Stmt]) -> Index:
-    """``index`` as the number that a let holds, unless it is known."""
-    if constant(index) is not None:
-        return index
-    var = Var(fresh(f"{axis}_b", taken), i64)
-    lets.append(Let(var, FromIndex(index, i64)))
-    return ix(Opaque(var.name))

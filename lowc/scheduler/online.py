@@ -35,7 +35,7 @@ from lowc.scheduler.apply import Tile, tiled
 from lowc.scheduler.attention import Attention
 from lowc.scheduler.attention_blocks import Blocks, attention, greater, settled, shrunk, zeroed
 from lowc.scheduler.contraction import contiguous
-from lowc.scheduler.rename import fresh
+from lowc.scheduler.rename import fresh, renewed
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +277,10 @@ class _Online(Blocks):
             there = known(panel, ix(r))
             there.atoms[found.columns] = ix(e)
             there.rename(found.mixed.name, Load(self.mixed, (panel * (self.across * self.wide) + ix(e) * self.wide + r,)))
-            return self.copy(r, e, *self.fresh_lets(there, found.mix))
+            return self.copy(r, e, *renewed(there, found.mix, self.taken))
 
         def rest(panel: Index) -> tuple[Stmt, ...]:
             r = self.axis("r", self.left(panel))
-            return (self.bound(For(r, self.fresh_lets(known(panel, ix(r)), found.rest))),)
+            return (self.bound(For(r, renewed(known(panel, ix(r)), found.rest, self.taken))),)
 
         return (*self.each_panel(mixed), *(self.each_panel(rest) if found.rest else ()))

@@ -27,7 +27,7 @@ from lowc.scheduler.attention_blocks import Blocks, attention, greater, settled,
 from lowc.scheduler.contraction import contiguous
 from lowc.scheduler.dots import Dots, dots
 from lowc.scheduler.nest import nested
-from lowc.scheduler.rename import fresh
+from lowc.scheduler.rename import fresh, renewed
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class _Dots(Blocks):
             values = self.known(Load(self.top, (ix(r),)), Load(self.total, (ix(r),)))
             there = Substitution({**self.at, **self.row(ix(r)), found.columns: ix(e)}, values)
             there.rename(found.mixed.name, Load(self.mixed, (ix(r) * self.across + e,)))
-            made = self.fresh_lets(there, body)
+            made = renewed(there, body, self.taken)
             out.append(For(r, (self.bound(For(e, made)),) if body is found.mix else made))
         return tuple(out)
 

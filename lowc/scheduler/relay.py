@@ -56,10 +56,10 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.types import bool_, f32, i32, i64
-from lowc.ir.walk import Substitution, both, rewrite
+from lowc.ir.walk import Substitution, both, parts, rewrite, with_mask
 from lowc.scheduler.attention import Attention, find, seen
-from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, RelayTiles, renamed
-from lowc.scheduler.rename import fresh
+from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, RelayTiles
+from lowc.scheduler.rename import fresh, renewed
 from lowc.scheduler.tensor_cores import narrow
 from lowc.scheduler.tile_epilogue import less
 
@@ -239,15 +239,13 @@ class _Relay(RelayTiles):
     def scored(self, product: Load, row: Index, key: Index, masked: bool) -> Expr:
         if isinstance(self.score, Var):
             return product
-        there = Substitution({**self.at, self.rows: row, self.found.keys: key})
-        there.rename(self.found.product.name, product)
-        value = there.expr(self.score)
-        if any(p is not product for p in _loads(value)):
+        value = Substitution({**self.at, self.rows: row, self.found.keys: key}).expr(self.score)
+        if any(isinstance(p, Load) for p in parts(value)):  # masks and biases, which end with the last row and key
             inside = less(row, self.rows.extent)
             if masked:
                 inside = both(inside, less(key, self.found.keys.extent))
-            value = _masked_beside(value, product, inside)
-        return value
+            value = with_mask(value, inside, {})
+        return Substitution({}, {self.found.product.name: product}).expr(value)
 
     def weights(self, scores: Buffer, all_: Buffer, shrink: Buffer, half: int) -> For:
         t, g, c, v = self.pieces()
@@ -304,7 +302,7 @@ class _Relay(RelayTiles):
         row = self.at[self.rows] + tiles.row(ix(t), ix(h) * 2)
         if self.found.rest:
             there = self.row_values(row, sum_, off)
-            rest = renamed(there, self.found.rest, self.taken)
+            rest = renewed(there, self.found.rest, self.taken)
             first = Op("eq", (FromIndex(mod(ix(t), ix(4)), i64), Const(0, i64)), bool_)
             body.append(If(Op("and", (first, less(row, self.rows.extent)), bool_), rest))
         settle = self.threaded(t, (For(h, tuple(body), UNROLL),))
@@ -351,7 +349,7 @@ class _Relay(RelayTiles):
         there.atoms[self.found.columns] = column
         there.rename(self.found.mixed.name, Load(self.mixed.buffer, (ix(t), number)))
         inside: list[Stmt] = []
-        for stmt, old in zip(renamed(there, self.found.mix, self.taken), self.found.mix, strict=True):
+        for stmt, old in zip(renewed(there, self.found.mix, self.taken), self.found.mix, strict=True):
             if isinstance(stmt, Let):
                 inside.append(Let(stmt.var, _by_inverse(stmt.value, total, inverse)))
                 continue
@@ -389,29 +387,6 @@ def _by_inverse(value: Expr, total: Var, inverse: Var) -> Expr:
     def node(part: Expr) -> Expr:
         if isinstance(part, Op) and part.name == "div" and isinstance(part.args[1], Var) and part.args[1].name == total.name:
             return Op("mul", (part.args[0], inverse), part.dtype)
-        return part
-
-    return rewrite(value, node, {})
-
-
-def _loads(value: Expr) -> list[Load]:
-    found: list[Load] = []
-
-    def node(part: Expr) -> Expr:
-        if isinstance(part, Load):
-            found.append(part)
-        return part
-
-    rewrite(value, node, {})
-    return found
-
-
-def _masked_beside(value: Expr, product: Load, inside: Expr) -> Expr:
-    """``value`` whose loads, ``product`` excepted, happen only where ``inside`` holds."""
-
-    def node(part: Expr) -> Expr:
-        if isinstance(part, Load) and part.buffer is not product.buffer:
-            return Load(part.buffer, part.index, both(part.mask, inside))
         return part
 
     return rewrite(value, node, {})

@@ -13,7 +13,6 @@ from lowc.ir.index import (
     Axis,
     FloorDiv,
     Index,
-    Opaque,
     atoms,
     constant,
     contiguous_strides,
@@ -23,11 +22,11 @@ from lowc.ir.index import (
     minimum,
     mod,
 )
-from lowc.ir.nodes import Alloc, Buffer, Expr, For, FromIndex, Kind, Let, Load, Op, Stmt, Store, Var
-from lowc.ir.types import DType, f32, i64
+from lowc.ir.nodes import Alloc, Buffer, Expr, For, Kind, Load, Op, Stmt, Store, Var
+from lowc.ir.types import DType, f32
 from lowc.ir.walk import Substitution, both, free_atoms, with_mask
 from lowc.scheduler.nest import nested, numel
-from lowc.scheduler.rename import fresh
+from lowc.scheduler.rename import coordinate, coordinates, fresh, let
 from lowc.scheduler.tile_epilogue import less
 
 UNROLL = Kind("unroll", 128)
@@ -45,7 +44,7 @@ class RelayTiles:
         self.rows, self.groups, self.taken = rows, groups, taken
         self.batch = [f.axis for f in outer if f.axis is not rows]
         self.threads, self.high = groups * tiles.GROUP, groups * tiles.GROUP_ROWS
-        self.lets: list[Let] = []
+        self.lets: list[Stmt] = []
         self.at: dict[Atom, Index] = {}
 
     # ------------------------------------------------------------ names
@@ -59,17 +58,10 @@ class RelayTiles:
         return Alloc(Buffer(fresh(name, self.taken), dtype, shape, strides, "local"), reducer)
 
     def named(self, name: str, index: Index) -> Index:
-        """``index`` as the coordinate that a let holds, unless it is a number."""
-        if constant(index) is not None:
-            return index
-        var = Var(fresh(name, self.taken), i64)
-        self.lets.append(Let(var, FromIndex(index, i64)))
-        return ix(Opaque(var.name))
+        return coordinate(name, index, self.taken, self.lets)
 
     def let(self, name: str, value: Expr, body: list[Stmt]) -> Var:
-        var = Var(fresh(name, self.taken), value.dtype)
-        body.append(Let(var, value))
-        return var
+        return let(name, value, self.taken, body)
 
     def threaded(self, axis: Axis, body: Sequence[Stmt]) -> For:
         return For(axis, tuple(body), Kind("thread", self.threads))
@@ -99,10 +91,7 @@ class RelayTiles:
             matrix, tile = mod(number, several), down - 1 - floordiv(number, several)
         else:
             matrix, tile = floordiv(number, down), mod(number, down)
-        for axis in reversed(self.batch):
-            last = axis is self.batch[0]
-            self.at[axis] = self.named(f"{axis.name}_at", matrix if last else mod(matrix, axis.extent))
-            matrix = floordiv(matrix, axis.extent)
+        self.at.update(coordinates(matrix, self.batch, "at", self.taken, self.lets))
         self.at[self.rows] = self.named(f"{self.rows.name}_tile", tile) * self.high
         self.share()
         body = self.tile()
@@ -132,8 +121,7 @@ class RelayTiles:
         axes = (i, k) if flat else (chunk, i, k)
         at = {**self.at, across: start + i, along: ix(k) + (ix(0) if flat else ix(chunk) * tiles.SPAN)}
         shape = tuple([a.extent for a in axes])
-        strides = tuple([numel(shape[n + 1 :]) for n in range(len(shape))])
-        tile = Buffer(fresh(name, self.taken), value.dtype, shape, strides, "shared")
+        tile = Buffer(fresh(name, self.taken), value.dtype, shape, contiguous_strides(shape), "shared")
         inside: Expr | None = None
         for axis in (along, across, *self.batch):
             if axis in at:
@@ -176,10 +164,3 @@ class RelayTiles:
         nest = For(nest.axis, nest.body, Kind("instr", 0, tiles.TMA))
         found = outlets.drain(nest)
         return (buffer, nest) if found is not None and outlets.box(found) is not None else None
-
-
-def renamed(there: Substitution, body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
-    for stmt in body:
-        if isinstance(stmt, Let):
-            there.rename(stmt.var.name, Var(fresh(stmt.var.name, taken), stmt.var.dtype))
-    return there.body(tuple(body))

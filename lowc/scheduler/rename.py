@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from lowc.ir.index import Axis, ix
-from lowc.ir.nodes import Acc, For, Let, Stmt, Var
+from lowc.ir.index import Atom, Axis, Index, Opaque, constant, floordiv, ix, mod
+from lowc.ir.nodes import Acc, Expr, For, FromIndex, Let, Stmt, Var
+from lowc.ir.types import i64
 from lowc.ir.walk import Substitution, names, statements
 
 
@@ -34,3 +35,42 @@ def apart(body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
                 if var.name in clashes:
                     replace.rename(var.name, Var(fresh(var.name, used), var.dtype))
     return replace.body(body)
+
+
+def renewed(place: Substitution, body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
+    """``body`` through ``place``, its bound names made fresh."""
+    for stmt in statements(body):
+        if isinstance(stmt, For):
+            place.atoms[stmt.axis] = ix(Axis(fresh(stmt.axis.name, taken), stmt.axis.extent))
+        elif isinstance(stmt, Let):
+            place.rename(stmt.var.name, Var(fresh(stmt.var.name, taken), stmt.var.dtype))
+        elif isinstance(stmt, Acc):
+            for var in stmt.vars:
+                place.rename(var.name, Var(fresh(var.name, taken), var.dtype))
+    return place.body(tuple(body))
+
+
+def let(wanted: str, value: Expr, taken: set[str], body: list[Stmt]) -> Var:
+    """A name for ``value``, by a let at the end of ``body``."""
+    var = Var(fresh(wanted, taken), value.dtype)
+    body.append(Let(var, value))
+    return var
+
+
+def coordinate(wanted: str, index: Index, taken: set[str], body: list[Stmt]) -> Index:
+    """``index`` as the coordinate that a let at the end of ``body`` holds, unless it is a number."""
+    if constant(index) is not None:
+        return index
+    return ix(Opaque(let(wanted, FromIndex(index, i64), taken, body).name))
+
+
+def coordinates(
+    number: Index, axes: Sequence[Axis], suffix: str, taken: set[str], body: list[Stmt]
+) -> dict[Atom, Index]:
+    """Where ``number``, which counts along all of ``axes``, is along each; the last one is the fastest."""
+    found: dict[Atom, Index] = {}
+    for axis in reversed(axes):
+        here = number if axis is axes[0] else mod(number, axis.extent)
+        found[axis] = coordinate(f"{axis.name}_{suffix}", here, taken, body)
+        number = floordiv(number, axis.extent)
+    return found

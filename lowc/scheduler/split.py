@@ -53,7 +53,7 @@ from lowc.scheduler import choose_attention, choose_tensor_cores
 from lowc.scheduler.apply_simt import conflict_of_threads, is_scan, sunk
 from lowc.scheduler.choose_simt import blocks_of_columns, is_column
 from lowc.scheduler.nest import chain, depends, estimate, iterations, nested, numel, one_loop
-from lowc.scheduler.rename import apart, fresh
+from lowc.scheduler.rename import apart, fresh, renewed
 from lowc.target import Target
 
 SMALL = 8192  # iterations that one block may do by itself
@@ -240,7 +240,7 @@ class _Splitter:
         own = {u.vars[0].name: Var(fresh(f"{u.vars[0].name}_p", self.names), u.vars[0].dtype) for u in updates}
         for name, var in own.items():
             place.rename(name, var)
-        copied = _renamed(place, (*lets, *stage.body), self.names)
+        copied = renewed(place, (*lets, *stage.body), self.names)
         first_lets, inside = copied[: len(lets)], For(inner, copied[len(lets) :])
         accs = [Acc((own[u.vars[0].name],), u.reducer) for u in updates]
         # rows of symbolic length are apart as wholes only
@@ -321,7 +321,7 @@ class _Splitter:
                 parts_ = self.temp(f"{old.name}_parts", old, chunk.extent * rows)
                 keep.append(Store(parts_, (spot(chunk, mine),), new))
                 load[old.name] = Load(parts_, (spot(again, row),))
-        inside = _renamed(place, (*lets, *stage.body), self.names)
+        inside = renewed(place, (*lets, *stage.body), self.names)
         body = (*inside[: len(lets)], *accs, For(inner, inside[len(lets) :]), *keep)
         self.parts.append(_Part(True, [*nested((chunk, *outer), body)]))
         combine = For(again, tuple([Update(u.vars, u.reducer, tuple([load[v.name] for v in u.vars])) for u in updates]))
@@ -489,16 +489,3 @@ def _flat(stage: For, taken: set[str]) -> For:
             break
         loops.append(loop)
     return stage if len(loops) == 1 else one_loop(loops, f"{stage.axis.name}_f", taken)
-
-
-def _renamed(place: Substitution, body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
-    """``body`` through ``place``, its bound names made fresh."""
-    for stmt in statements(body):
-        if isinstance(stmt, For):
-            place.atoms[stmt.axis] = ix(Axis(fresh(stmt.axis.name, taken), stmt.axis.extent))
-        elif isinstance(stmt, Let):
-            place.rename(stmt.var.name, Var(fresh(stmt.var.name, taken), stmt.var.dtype))
-        elif isinstance(stmt, Acc):
-            for var in stmt.vars:
-                place.rename(var.name, Var(fresh(var.name, taken), var.dtype))
-    return place.body(tuple(body))

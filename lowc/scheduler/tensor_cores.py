@@ -32,8 +32,8 @@ from lowc.ir.index import (
     Atom,
     Axis,
     Index,
-    Opaque,
     constant,
+    contiguous_strides,
     depends_on,
     floordiv,
     ix,
@@ -41,12 +41,12 @@ from lowc.ir.index import (
     minimum,
     mod,
 )
-from lowc.ir.nodes import SERIAL, Alloc, Buffer, Expr, For, FromIndex, Kind, Let, Load, Op, Stmt, Store, Var
-from lowc.ir.types import f32, i64
+from lowc.ir.nodes import SERIAL, Alloc, Buffer, Expr, For, Kind, Load, Op, Stmt, Store
+from lowc.ir.types import f32
 from lowc.ir.walk import Substitution, both, with_mask, zero_outside
 from lowc.scheduler.contraction import Contraction, contiguous, find
 from lowc.scheduler.nest import nested, numel
-from lowc.scheduler.rename import fresh
+from lowc.scheduler.rename import coordinate, fresh
 from lowc.scheduler.tile_epilogue import Epilogue, less
 
 
@@ -101,7 +101,7 @@ class Tiler:
         self.at_a_time = step.groups * tiles.GROUP_ROWS
         if self.high % self.at_a_time:
             raise ScheduleError(f"{self.high} rows for {step.groups} groups of threads, each {tiles.GROUP_ROWS} at a time")
-        self.lets: list[Let] = []
+        self.lets: list[Stmt] = []
         self.at: dict[Atom, Index] = {}
 
     def axis(self, name: str, extent: int | Index) -> Axis:
@@ -128,12 +128,7 @@ class Tiler:
         return (For(block, body, Kind("block")),)
 
     def named(self, name: str, index: Index) -> Index:
-        """``index`` as the coordinate that a let holds, unless it is a number."""
-        if constant(index) is not None:
-            return index
-        var = Var(fresh(name, self.taken), i64)
-        self.lets.append(Let(var, FromIndex(index, i64)))
-        return ix(Opaque(var.name))
+        return coordinate(name, index, self.taken, self.lets)
 
     def coordinates(self, number: Index, down: Index, across: Index) -> None:
         """Where tile ``number`` begins: tiles go down within groups of rows of tiles, then across, then to the next group."""
@@ -189,8 +184,7 @@ class Tiler:
             i = Axis(i.name, ix(size))
             axes, position = (i, k), ix(i)
         shape = tuple([a.extent for a in axes])
-        strides = tuple([numel(shape[n + 1 :]) for n in range(len(shape))])
-        tile = Buffer(fresh(name, self.taken), value.dtype, shape, strides, "shared")
+        tile = Buffer(fresh(name, self.taken), value.dtype, shape, contiguous_strides(shape), "shared")
         at = {**self.at, across: self.at[across] + position, depth: ix(outer) * tiles.SPAN + k}
         value = Substitution(at).expr(value)
         inside: Expr | None = None

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from lowc.errors import ScheduleError
 from lowc.ir import outlets, tiles
-from lowc.ir.index import Atom, Axis, Index, constant, ix, multiple_of
-from lowc.ir.nodes import Alloc, Buffer, Expr, For, FromIndex, If, Kind, Let, Load, Op, Stmt, Store, Var
+from lowc.ir.index import Atom, Axis, Index, constant, contiguous_strides, ix, multiple_of
+from lowc.ir.nodes import Alloc, Buffer, Expr, For, FromIndex, If, Kind, Let, Load, Op, Stmt, Store
 from lowc.ir.types import bool_, i64
-from lowc.ir.walk import Substitution, both, statements, with_mask
+from lowc.ir.walk import Substitution, both, with_mask
 from lowc.scheduler.contraction import Contraction, innermost
-from lowc.scheduler.nest import nested, numel
-from lowc.scheduler.rename import fresh
+from lowc.scheduler.nest import nested
+from lowc.scheduler.rename import fresh, renewed
 
 UNROLL = Kind("unroll", 64)
 STRIP = 64  # columns
@@ -74,8 +74,7 @@ class Epilogue:
         column = ix(strip) * STRIP + k + (ix(part) * span if span < STRIP else 0)
         at = {**self.at, self.rows: self.at[self.rows] + i, self.columns: self.at[self.columns] + column}
         shape = tuple([a.extent for a in axes])
-        strides = tuple([numel(shape[n + 1 :]) for n in range(len(shape))])
-        buffer = Buffer(fresh("strip", self.taken), dtype, shape, strides, "shared")
+        buffer = Buffer(fresh("strip", self.taken), dtype, shape, contiguous_strides(shape), "shared")
         inside: Expr | None = None
         for loop in self.found.outer:
             inside = both(inside, less(at[loop.axis], loop.axis.extent))
@@ -101,7 +100,7 @@ class Epilogue:
         place.rename(self.acc.vars[0].name, Load(sums, (ix(thread), number + lane)))
         strips: list[Buffer | None] = [staged.get(id(s)) for s in self.rest]
         body: list[Stmt] = []
-        for stmt, buffer in zip(_renamed(place, self.rest, self.taken), strips, strict=True):
+        for stmt, buffer in zip(renewed(place, self.rest, self.taken), strips, strict=True):
             if buffer is None:
                 body.append(stmt)
                 continue
@@ -122,13 +121,6 @@ class Epilogue:
         if (constant(self.rows.extent) or 1) % self.high:
             inner = If(less(at_row, self.rows.extent), (inner,))
         return For(thread, (For(block, (For(half, (inner,), UNROLL),), UNROLL),), Kind("thread", self.threads))
-
-
-def _renamed(place: Substitution, body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
-    for stmt in statements(body):
-        if isinstance(stmt, Let):
-            place.rename(stmt.var.name, Var(fresh(stmt.var.name, taken), stmt.var.dtype))
-    return place.body(tuple(body))
 
 
 def _under(body: Sequence[Stmt], mask: Expr) -> tuple[Stmt, ...]:
