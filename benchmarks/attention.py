@@ -12,14 +12,8 @@ and the ratio of medians.  Each shape is a process of its own.  Errors are those
 import argparse
 import json
 import math
-import os
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,9 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.report import table
-from benchmarks.run import MALLOC, ROOT, machine
+from benchmarks.sides import arguments, each, failed, shown, timed, titled
 
-ROUNDS = 21
 BLOCK = 0.01  # seconds: calls are timed in blocks of at least this
 
 
@@ -105,7 +98,6 @@ def measure(name: str, dtype: torch.dtype, threads: int, inductor: bool) -> dict
     torch.manual_seed(0)
     if threads:
         torch.set_num_threads(threads)
-    clock = time.thread_time if threads == 1 else time.perf_counter
     shape = SHAPES[name]
     args, eager = shape.made(dtype), shape.function()
     sides = {"eager": eager}
@@ -115,46 +107,16 @@ def measure(name: str, dtype: torch.dtype, threads: int, inductor: bool) -> dict
     if inductor:
         sides["inductor"] = torch.compile(shape.formula(), fullgraph=True)
     exact = eager(*(a.double() if a.is_floating_point() else a for a in args))
-    found: dict[str, Any] = {}
-    calls: dict[str, int] = {}
-    for side, function in sides.items():
-        out = function(*args)
-        found[side] = {"error": float((out.double() - exact).norm() / exact.norm())}
-        start = clock()
-        for _ in range(3):
-            function(*args)
-        calls[side] = max(1, int(BLOCK / max((clock() - start) / 3, 1e-7)))
-    times: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(ROUNDS):
-        for side in list(sides)[:: 1 if turn % 2 else -1]:
-            function = sides[side]
-            start = clock()
-            for _ in range(calls[side]):
-                function(*args)
-            times[side].append((clock() - start) / calls[side] * 1e3)
-    for side, taken in times.items():
-        found[side] |= {"median_ms": statistics.median(taken), "least_ms": min(taken)}
-    return found
+    return timed(sides, args, exact, threads, BLOCK)
 
 
-def run(name: str, dtype: str, threads: int, inductor: bool) -> dict[str, Any]:
-    """``measure`` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.attention", "--one", name, "--dtype", dtype, "--threads", str(threads)]
-    command += ["--inductor"] if inductor else []
-    env = {**os.environ, "OMP_PROC_BIND": "close", **MALLOC}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def markdown(results: dict[str, dict[str, Any]], dtype: str, threads: int, inductor: bool) -> str:
+def markdown(results: dict[str, dict[str, Any]], given: argparse.Namespace) -> str:
     head = ["attention", "eager ms", "library ms", "own ms", "eager / own", "library / own", "error own / eager"]
-    head += ["Inductor ms", "Inductor / own"] if inductor else []
+    head += ["Inductor ms", "Inductor / own"] if given.inductor else []
     rows: list[list[str]] = []
     for name, row in results.items():
         if "error" in row:
-            rows.append([name, row["error"].replace("|", "\\|"), *[""] * (len(head) - 2)])
+            rows.append(failed(name, row, len(head)))
             continue
         eager, called, own = row["eager"], row["library"], row["own"]
         rows.append(
@@ -168,37 +130,20 @@ def markdown(results: dict[str, dict[str, Any]], dtype: str, threads: int, induc
                 f"{own['error'] / max(eager['error'], 1e-30):.2f}",
             ]
         )
-        if inductor:
+        if given.inductor:
             rows[-1] += [f"{row['inductor']['median_ms']:.3f}", f"{row['inductor']['median_ms'] / own['median_ms']:.2f}"]
-    title = f"## {dtype}, {f'{threads} thread' if threads == 1 else f'{threads or torch.get_num_threads()} threads'}"
-    clock = "Time of the thread." if threads == 1 else "Time on the wall."
-    return f"{title}\n\n{clock}  Above 1: lowc's kernel is faster.\n\n{table(head, rows)}"
+    return titled(table(head, rows), given)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--threads", type=int, default=0, help="0: torch's number")
-    parser.add_argument("--only", default="", help="part of the names of shapes")
+    parser = arguments(__doc__)
     parser.add_argument("--inductor", action="store_true")
-    parser.add_argument("--out", default="", help="a file to which the table is added")
-    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure(given.one, getattr(torch, given.dtype), given.threads, given.inductor)))
         return
-    results: dict[str, dict[str, Any]] = {}
-    for name in SHAPES:
-        if given.only in name:
-            results[name] = run(name, given.dtype, given.threads, given.inductor)
-            print(name, json.dumps(results[name]), flush=True)
-    text = markdown(results, given.dtype, given.threads, given.inductor)
-    print(text)
-    if given.out:
-        path = Path(given.out)
-        head = "" if path.exists() else f"# Attention on the CPU\n\n{', '.join(f'{k} {v}' for k, v in machine().items())}\n"
-        with path.open("a") as file:
-            file.write(f"{head}\n{text}")
+    results = each("benchmarks.attention", SHAPES, given, *(["--inductor"] if given.inductor else []))
+    shown(markdown(results, given), "Attention on the CPU", given.out)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ median of the rounds counts.  TFLOP/s are of 4 * B * H * T * T * D operations, h
 ``--ways`` times the ways of doing it that there are beside the one that is chosen.
 """
 
-import argparse
 import dataclasses
 import math
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,14 +22,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu_matmul import BURST, ROUNDS, Graph, burst, captured, error, in_turn, random
+from benchmarks.gpu_matmul import DTYPES, RESULTS, Case, Graph, arguments, error, in_turn, random, replayed
 from benchmarks.report import table
 from lowc.scheduler import choose_attention
 
-RESULTS = Path(__file__).parent / "results"
 LIBRARIES = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+CALLS = 2  # of a CUDA graph
 OPTIONS = {"attention": "own", "strict_errors": True, "stream": "caller", "cache": False}
-Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
 
 
 def attend(**given: Any) -> Callable[..., Tensor]:
@@ -156,22 +153,16 @@ def cases(dtype: torch.dtype) -> dict[str, tuple[tuple[int, int, int, int], bool
     return found
 
 
-def prepared(call: Callable[[], Any]) -> Graph:
-    """A graph of calls; how many; replays of a burst."""
-    graph = captured(call, 2)
-    return graph, 2, max(1, round(BURST / max(2 * burst(graph, 2, 2), 1e-3)))
-
-
 def measure(size: tuple[int, int, int, int], causal: bool, dtype: torch.dtype, rounds: int) -> tuple[dict[str, float], float]:
     """Milliseconds by side; the relative difference of lowc's result to flash attention's."""
     torch._dynamo.reset()
     q, k, v = qkv(*size, dtype)
     function = attend(is_causal=causal)
     compiled = torch.compile(function, backend="lowc", options=OPTIONS, dynamic=False)
-    graphs = {"own": prepared(lambda: compiled(q, k, v))}
+    graphs = {"own": replayed(lambda: compiled(q, k, v), CALLS)}
     for name, backend in LIBRARIES.items():
         with sdpa_kernel(backend):
-            graphs[name] = prepared(lambda: function(q, k, v))
+            graphs[name] = replayed(lambda: function(q, k, v), CALLS)
     with sdpa_kernel(LIBRARIES["flash"]):
         apart = error(compiled(q, k, v), function(q, k, v).double())
     return in_turn(graphs, rounds), apart
@@ -202,7 +193,7 @@ def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
             torch._dynamo.reset()
             compiled = torch.compile(function, backend="lowc", options=OPTIONS, dynamic=False)
             try:
-                graphs[variant] = prepared(partial(compiled, q, k, v))
+                graphs[variant] = replayed(partial(compiled, q, k, v), CALLS)
             except Exception as problem:
                 print(f"{name}, {variant}: {type(problem).__name__}: {str(problem)[:150]}", flush=True)
             finally:
@@ -217,16 +208,8 @@ def operations(size: tuple[int, int, int, int], causal: bool) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--ways", action="store_true")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--dtype", default="bf16", choices=("bf16", "f16"))
-    parser.add_argument("--name", default="")
-    given = parser.parse_args()
-    dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[given.dtype]
-    torch.manual_seed(0)
+    given = arguments()
+    dtype = DTYPES[given.dtype]
     with torch.no_grad():
         if given.check and sum(check(d) for d in (torch.bfloat16, torch.float16)):
             sys.exit(1)

@@ -211,13 +211,18 @@ def burst(graph: torch.cuda.CUDAGraph, count: int, replays: int) -> float:
 Graph = tuple[torch.cuda.CUDAGraph, int, int]
 
 
+def replayed(call: Callable[[], Any], count: int) -> Graph:
+    """A graph of ``count`` calls; how many; replays of a burst."""
+    graph = captured(call, count)
+    return graph, count, max(1, round(BURST / max(count * burst(graph, count, 2), 1e-3)))
+
+
 def prepared(function: Callable[..., Any], args: tuple[Tensor, ...], matmul: str) -> Graph:
     """A graph of calls of ``function`` as it is (``matmul`` ""), or compiled with that option; how many; replays of a burst."""
     torch._dynamo.reset()
     options = {"matmul": matmul, "strict_errors": True, "stream": "caller", "cache": False}
     compiled = torch.compile(function, backend="lowc", options=options, dynamic=False) if matmul else function
-    graph = captured(lambda: compiled(*args), 4)
-    return graph, 4, max(1, round(BURST / max(4 * burst(graph, 4, 2), 1e-3)))
+    return replayed(lambda: compiled(*args), 4)
 
 
 def in_turn(graphs: dict[str, Graph], rounds: int) -> dict[str, float]:
@@ -306,17 +311,25 @@ def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
             print(f"{way.name}: span {way.span} end {way.end}; measured would fit span {span:.3f} end {end:.2f}", flush=True)
 
 
-def main() -> None:
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def arguments() -> argparse.Namespace:
+    """What benchmarks of tensor cores can be asked for; sets the seed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--ways", action="store_true")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="")
-    parser.add_argument("--dtype", default="bf16", choices=("bf16", "f16"))
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--name", default="")
-    given = parser.parse_args()
-    dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[given.dtype]
     torch.manual_seed(0)
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    dtype = DTYPES[given.dtype]
     if given.check and sum(check(d) for d in (torch.bfloat16, torch.float16)):
         sys.exit(1)
     if given.ways:

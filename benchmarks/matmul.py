@@ -10,23 +10,16 @@ Each shape is a process of its own.
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks.report import table
-from benchmarks.run import MALLOC, ROOT, machine
+from benchmarks.sides import arguments, each, failed, shown, timed, titled
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
-ROUNDS = 21
 BLOCK = 0.02  # seconds: calls are timed in blocks of at least this
 
 
@@ -87,49 +80,19 @@ def measure(name: str, dtype: torch.dtype, threads: int) -> dict[str, Any]:
     torch.manual_seed(0)
     if threads:
         torch.set_num_threads(threads)
-    clock = time.thread_time if threads == 1 else time.perf_counter
     eager, args = SHAPES[name](dtype)
     options: dict[str, str | int | bool] = {"matmul": "own", "strict_errors": True, "cache": False}
     sides = {"eager": eager, "own": torch.compile(eager, backend="lowc", options=options, fullgraph=True)}
     exact = eager(*(a.double() for a in args))
-    found: dict[str, Any] = {}
-    calls: dict[str, int] = {}
-    for side, function in sides.items():
-        out = function(*args)
-        found[side] = {"error": float((out.double() - exact).norm() / exact.norm())}
-        start = clock()
-        for _ in range(3):
-            function(*args)
-        calls[side] = max(1, int(BLOCK / max((clock() - start) / 3, 1e-7)))
-    times: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(ROUNDS):
-        for side in list(sides)[:: 1 if turn % 2 else -1]:
-            function = sides[side]
-            start = clock()
-            for _ in range(calls[side]):
-                function(*args)
-            times[side].append((clock() - start) / calls[side] * 1e3)
-    for side, taken in times.items():
-        found[side] |= {"median_ms": statistics.median(taken), "least_ms": min(taken)}
-    return found
+    return timed(sides, args, exact, threads, BLOCK)
 
 
-def run(name: str, dtype: str, threads: int) -> dict[str, Any]:
-    """``measure`` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.matmul", "--one", name, "--dtype", dtype, "--threads", str(threads)]
-    env = {**os.environ, "OMP_PROC_BIND": "close", **MALLOC}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def markdown(results: dict[str, dict[str, Any]], dtype: str, threads: int) -> str:
+def markdown(results: dict[str, dict[str, Any]], given: argparse.Namespace) -> str:
     head = ["product", "eager ms", "own ms", "ratio of medians", "ratio of least", "error own / eager"]
     rows: list[list[str]] = []
     for name, row in results.items():
         if "error" in row:
-            rows.append([name, row["error"].replace("|", "\\|"), *[""] * (len(head) - 2)])
+            rows.append(failed(name, row, len(head)))
             continue
         eager, own = row["eager"], row["own"]
         rows.append(
@@ -142,34 +105,16 @@ def markdown(results: dict[str, dict[str, Any]], dtype: str, threads: int) -> st
                 f"{own['error'] / max(eager['error'], 1e-30):.2f}",
             ]
         )
-    title = f"## {dtype}, {f'{threads} thread' if threads == 1 else f'{threads or torch.get_num_threads()} threads'}"
-    clock = "Time of the thread." if threads == 1 else "Time on the wall."
-    return f"{title}\n\n{clock}  Above 1: lowc's kernel is faster.\n\n{table(head, rows)}"
+    return titled(table(head, rows), given)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--threads", type=int, default=0, help="0: torch's number")
-    parser.add_argument("--only", default="", help="part of the names of shapes")
-    parser.add_argument("--out", default="", help="a file to which the table is added")
-    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = arguments(__doc__).parse_args()
     if given.one:
         print(json.dumps(measure(given.one, getattr(torch, given.dtype), given.threads)))
         return
-    results: dict[str, dict[str, Any]] = {}
-    for name in SHAPES:
-        if given.only in name:
-            results[name] = run(name, given.dtype, given.threads)
-            print(name, json.dumps(results[name]), flush=True)
-    text = markdown(results, given.dtype, given.threads)
-    print(text)
-    if given.out:
-        path = Path(given.out)
-        head = "" if path.exists() else f"# Matrix products on the CPU\n\n{', '.join(f'{k} {v}' for k, v in machine().items())}\n"
-        with path.open("a") as file:
-            file.write(f"{head}\n{text}")
+    results = each("benchmarks.matmul", SHAPES, given)
+    shown(markdown(results, given), "Matrix products on the CPU", given.out)
 
 
 if __name__ == "__main__":

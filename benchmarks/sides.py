@@ -1,0 +1,102 @@
+"""Functions that do the same timed side by side on a CPU, round by round in turn, each shape in a process of its own.
+
+What ``benchmarks.matmul`` and ``benchmarks.attention`` have in common: both are scripts that call themselves with ``--one NAME``.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.run import MALLOC, ROOT, machine
+
+ROUNDS = 21
+
+
+def timed(
+    sides: Mapping[str, Callable[..., Any]], args: Sequence[Any], exact: torch.Tensor, threads: int, block: float
+) -> dict[str, Any]:
+    """Milliseconds of a call, median and least, and the error against ``exact``, by side.  By the time of the thread if there is
+    one of ``threads``; calls are timed in blocks of at least ``block`` seconds."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    found: dict[str, Any] = {}
+    calls: dict[str, int] = {}
+    for side, function in sides.items():
+        out = function(*args)
+        found[side] = {"error": float((out.double() - exact).norm() / exact.norm())}
+        start = clock()
+        for _ in range(3):
+            function(*args)
+        calls[side] = max(1, int(block / max((clock() - start) / 3, 1e-7)))
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(ROUNDS):
+        for side in list(sides)[:: 1 if turn % 2 else -1]:
+            function = sides[side]
+            start = clock()
+            for _ in range(calls[side]):
+                function(*args)
+            times[side].append((clock() - start) / calls[side] * 1e3)
+    for side, taken in times.items():
+        found[side] |= {"median_ms": statistics.median(taken), "least_ms": min(taken)}
+    return found
+
+
+def arguments(about: str | None) -> argparse.ArgumentParser:
+    """What each of the scripts can be asked for."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=0, help="0: torch's number")
+    parser.add_argument("--only", default="", help="part of the names of shapes")
+    parser.add_argument("--out", default="", help="a file to which the table is added")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    return parser
+
+
+def each(script: str, names: Iterable[str], given: argparse.Namespace, *more: str) -> dict[str, dict[str, Any]]:
+    """What ``script --one NAME`` prints, in a process of its own, for the ``names`` that are asked for."""
+    results: dict[str, dict[str, Any]] = {}
+    for name in names:
+        if given.only in name:
+            results[name] = _apart([script, "--one", name, "--dtype", given.dtype, "--threads", str(given.threads), *more])
+            print(name, json.dumps(results[name]), flush=True)
+    return results
+
+
+def _apart(command: Sequence[str]) -> dict[str, Any]:
+    env = {**os.environ, "OMP_PROC_BIND": "close", **MALLOC}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def failed(name: str, row: Mapping[str, Any], columns: int) -> list[str]:
+    """The line of a table for a shape that could not be measured."""
+    return [name, row["error"].replace("|", "\\|"), *[""] * (columns - 2)]
+
+
+def titled(text: str, given: argparse.Namespace) -> str:
+    """A table under what it was measured with."""
+    threads = f"{given.threads} thread" if given.threads == 1 else f"{given.threads or torch.get_num_threads()} threads"
+    clock = "Time of the thread." if given.threads == 1 else "Time on the wall."
+    return f"## {given.dtype}, {threads}\n\n{clock}  Above 1: lowc's kernel is faster.\n\n{text}"
+
+
+def shown(text: str, title: str, out: str) -> None:
+    """Prints ``text``, and adds it to the file ``out`` if that is not ""."""
+    print(text)
+    if out:
+        path = Path(out)
+        head = "" if path.exists() else f"# {title}\n\n{', '.join(f'{k} {v}' for k, v in machine().items())}\n"
+        with path.open("a") as file:
+            file.write(f"{head}\n{text}")
