@@ -215,11 +215,10 @@ def linked(artifact: Artifact) -> dict[str, Callable[[Any], int]]:
     """The native functions of an artifact for x86, in this process, by their symbols.  Raises CodegenError."""
     from lowc.runtime import openmp
     from lowc.runtime.linker import Library
-    from lowc.runtime.program import function_at
+    from lowc.runtime.program import natives_of
 
     symbols = [step.symbol for step in artifact.program if isinstance(step, Native)]
-    library = Library(artifact.code, symbols, openmp.functions())
-    return {s: function_at(library.address(s), library) for s in symbols}
+    return natives_of(Library(artifact.code, symbols, openmp.functions()), symbols)
 
 
 def _interpreted(module: Module) -> tuple[Artifact, Bind]:

@@ -129,12 +129,11 @@ def _bound(stored: "Stored", graph: Graph, constants: Sequence[Any], options: Op
         return gpu.bind(stored.artifact, walker, int(index or 0), constants, with_stream(options, graph.name))
     from lowc.runtime import openmp
     from lowc.runtime.linker import Library
-    from lowc.runtime.program import bind_host, function_at
+    from lowc.runtime.program import bind_host, natives_of
 
     natives: dict[str, Any] = {}
     if stored.code:
-        library = Library(stored.code, stored.symbols, openmp.functions())
-        natives = {name: function_at(library.address(name), library) for name in stored.symbols}
+        natives = natives_of(Library(stored.code, stored.symbols, openmp.functions()), stored.symbols)
     return bind_host(
         lambda: stored.artifact, stored.host, natives, constants, code=stored.bytecode, forward=graph.name == "forward"
     )

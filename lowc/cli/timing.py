@@ -47,16 +47,11 @@ def measured(
 ) -> dict[int, float]:
     """Least seconds of each step of ``artifact.module``, an x86 module, called on ``args`` (which it may write to)."""
     from lowc.backends import x86
-    from lowc.runtime import openmp
-    from lowc.runtime.linker import Library
-    from lowc.runtime.program import bind, function_at
+    from lowc.compiler import linked
+    from lowc.runtime.program import bind
 
     apart = x86.compile_module(artifact.module, x86.detect(options), options, apart=True)
-    symbols = [step.symbol for step in apart.program if isinstance(step, Native)]
-    natives: dict[str, Any] = {}
-    if symbols:
-        library = Library(apart.code, symbols, openmp.functions())
-        natives = {s: function_at(library.address(s), library) for s in symbols}
+    natives = linked(apart) if any(isinstance(step, Native) for step in apart.program) else {}
     spent: list[float] = []
 
     def around(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -143,11 +143,10 @@ def _by_llvm(artifact: Artifact) -> Mapping[str, Callable[[Any], int]]:
     from lowc.artifact import Native
     from lowc.backends import x86
     from lowc.runtime import openmp
-    from lowc.runtime.program import function_at
+    from lowc.runtime.program import natives_of
 
-    library = x86.load(artifact, openmp.functions())
     symbols = [step.symbol for step in artifact.program if isinstance(step, Native)]
-    return {s: function_at(library.address(s), library) for s in symbols}
+    return natives_of(x86.load(artifact, openmp.functions()), symbols)
 
 
 def _source(module: Module) -> str:

@@ -31,7 +31,7 @@ from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index, constant, floordiv, ix, lower_bound
 from lowc.ir.nodes import Expr
-from lowc.ir.types import accumulate_dtype, bool_
+from lowc.ir.types import DType, accumulate_dtype, bool_
 from lowc.lowering.builder import Builder
 from lowc.lowering.matmul import copied_along
 from lowc.lowering.scalars import cast, const, op, select
@@ -183,11 +183,23 @@ def _pad(b: Builder, sums: Value, rows: Index) -> None:
         b.store(sums, (at[0], at[1], rows + at[2]), const(math.inf, sums.dtype))
 
 
+def sharing(asked: Attention) -> Index:
+    """How many heads of queries share one of keys."""
+    if asked.q.shape[1] == asked.k.shape[1]:
+        return ix(1)
+    return ix((constant(asked.q.shape[1]) or 1) // (constant(asked.k.shape[1]) or 1))
+
+
+def scale_of(asked: Attention, wide: DType) -> Expr:
+    """What a product of a query and a key is multiplied with."""
+    return const(1 / math.sqrt(constant(asked.q.shape[3]) or 1) if asked.scale is None else asked.scale, wide)
+
+
 def score_of(b: Builder, asked: Attention, product: Expr, place: Coords) -> Expr:
     """What is made of the product of a query and a key, at (batch, head, query, key)."""
-    wide, deep = product.dtype, constant(asked.q.shape[3]) or 1
+    wide = product.dtype
     nothing = const(-math.inf, wide)
-    value: Expr = op("mul", product, const(1 / math.sqrt(deep) if asked.scale is None else asked.scale, wide))
+    value: Expr = op("mul", product, scale_of(asked, wide))
     if asked.bias is not None:
         bias = b.read(asked.bias, place)
         value = select(bias, value, nothing) if bias.dtype == bool_ else op("add", value, cast(bias, wide))
@@ -201,7 +213,7 @@ def _kernel(b: Builder, asked: Attention, result: Value, sums: Value | None) -> 
     wide = accumulate_dtype(q.dtype)
     batch, heads, rows, deep = q.shape
     keys, across = k.shape[2], v.shape[3]
-    each = ix((constant(heads) or 1) // (constant(k.shape[1]) or 1)) if heads != k.shape[1] else ix(1)
+    each = sharing(asked)
     nothing, zero = const(-math.inf, wide), const(0.0, wide)
     scores = b.temp(wide, (batch, heads, rows, keys), name="scores")
     weights = b.temp(v.dtype, (batch, heads, rows, keys), name="weights")

@@ -23,21 +23,19 @@ So nothing is added up in memory, and gradients are the same in every run.  Weig
 rounded before they are multiplied, as in ATen's kernels.  A row that sees nothing has weights 0.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import Index, constant, floordiv, ix, mod
+from lowc.ir.index import Index, floordiv, ix, mod
 from lowc.ir.nodes import Expr
-from lowc.ir.types import DType, accumulate_dtype
-from lowc.lowering.attention import Attention, check, score_of
+from lowc.ir.types import accumulate_dtype
+from lowc.lowering.attention import Attention, Outputs, check, scale_of, score_of, sharing
 from lowc.lowering.builder import Builder
-from lowc.lowering.scalars import cast, const, op
+from lowc.lowering.scalars import cast, op
 from lowc.lowering.values import Coords, Value
 
-Outputs = Sequence[TensorMeta | Index | None]
 Results = tuple[Value | None, ...]
 
 
@@ -126,17 +124,6 @@ def _delta(b: Builder, found: Backward) -> Value:
     return delta
 
 
-def _each(asked: Attention) -> Index:
-    """How many heads of queries share one of keys."""
-    if asked.q.shape[1] == asked.k.shape[1]:
-        return ix(1)
-    return ix((constant(asked.q.shape[1]) or 1) // (constant(asked.k.shape[1]) or 1))
-
-
-def _scale(asked: Attention, wide: DType) -> Expr:
-    return const(1 / math.sqrt(constant(asked.q.shape[3]) or 1) if asked.scale is None else asked.scale, wide)
-
-
 def _product(b: Builder, extent: Index, letter: str, left: Value, right: Value, at_left: Coords, at_right: Coords) -> Expr:
     """The sum over the last dimension of both."""
     wide = accumulate_dtype(left.dtype)
@@ -163,7 +150,7 @@ def _weight_and_slope(b: Builder, found: Backward, delta: Value, query: Coords, 
 
 def _of_queries(b: Builder, found: Backward, delta: Value, result: Value) -> None:
     asked = found.asked
-    keys, each, wide = asked.k.shape[2], _each(asked), accumulate_dtype(asked.q.dtype)
+    keys, each, wide = asked.k.shape[2], sharing(asked), accumulate_dtype(asked.q.dtype)
     shape = asked.q.shape[:3]
     slopes = b.temp(asked.q.dtype, (*shape, keys), name="slopes")
     with b.kernel(), b.loops(shape, range(3)) as place:
@@ -176,12 +163,12 @@ def _of_queries(b: Builder, found: Backward, delta: Value, result: Value) -> Non
             with b.loop(keys, "j") as j:
                 a, c = b.load(slopes, (*query, j)), b.load(asked.k, (query[0], floordiv(query[1], each), j, d))
                 b.update(total, "add", op("product", cast(a, wide), cast(c, wide)))
-            b.store(result, (*query, d), op("mul", total[0], _scale(asked, wide)))
+            b.store(result, (*query, d), op("mul", total[0], scale_of(asked, wide)))
 
 
 def _of_keys(b: Builder, found: Backward, delta: Value, of_key: Value | None, of_value: Value | None) -> None:
     asked = found.asked
-    rows, each, wide = asked.q.shape[2], _each(asked), accumulate_dtype(asked.q.dtype)
+    rows, each, wide = asked.q.shape[2], sharing(asked), accumulate_dtype(asked.q.dtype)
     shape = asked.k.shape[:3]
     several = each * rows
     wanted = (("weights", of_value), ("slopes", of_key))
@@ -197,7 +184,7 @@ def _of_keys(b: Builder, found: Backward, delta: Value, of_key: Value | None, of
             for memory, value in zip(kept, values, strict=True):
                 if memory is not None:
                     b.store(memory, (*key, i), value)
-        factors = ((kept[0], found.grad, of_value, None), (kept[1], asked.q, of_key, _scale(asked, wide)))
+        factors = ((kept[0], found.grad, of_value, None), (kept[1], asked.q, of_key, scale_of(asked, wide)))
         for memory, factor, result, scale in factors:
             if memory is None or result is None:
                 continue

@@ -9,7 +9,7 @@ take a pointer to slots (``bytes`` or a ctypes array) and return the error code 
 import ctypes
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,6 +60,11 @@ def function_at(address: int, library: object = None) -> NativeCall:
     function = _PROTOTYPE(address)
     function.library = library  # type: ignore[attr-defined]
     return function
+
+
+def natives_of(library: Any, symbols: Iterable[str]) -> dict[str, NativeCall]:
+    """The native functions of a loaded ``library`` (``address`` gives that of a symbol), by their symbols."""
+    return {symbol: function_at(library.address(symbol), library) for symbol in symbols}
 
 
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)

@@ -4,12 +4,10 @@ from typing import Any
 
 import torch
 
-from lowc.frontend.dtypes import TORCH_DTYPES
+from lowc.faults.reference import DTYPES, literal
 from lowc.ir.graph import Graph, Ref, TensorMeta
-from lowc.ir.index import Index, Symbol, constant, evaluate
+from lowc.ir.index import Index, Symbol, evaluate
 from lowc.ir.types import DType
-
-_TORCH_OF = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 
 
 def run(graph: Graph, args: list[Any]) -> list[Any]:
@@ -56,7 +54,7 @@ def bind(index: Index, number: int, env: dict[str, int]) -> None:
 
 def check(meta: Any, value: Any, env: dict[str, int], name: str) -> None:
     if isinstance(meta, TensorMeta):
-        assert value.dtype == _TORCH_OF[meta.dtype], name
+        assert value.dtype == DTYPES[meta.dtype], name
         assert tuple(value.shape) == tuple(evaluate(n, env) for n in meta.shape), name
         strides = tuple(evaluate(n, env) for n in meta.strides)
         real = [(n, s, r) for n, s, r in zip(value.shape, strides, value.stride(), strict=True) if n > 1]
@@ -74,16 +72,8 @@ def check(meta: Any, value: Any, env: dict[str, int], name: str) -> None:
 def convert(arg: Any, values: dict[str, tuple[Any, ...]], env: dict[str, int]) -> Any:
     if isinstance(arg, Ref):
         return values[arg.name][arg.number]
-    if isinstance(arg, Index):
-        return evaluate(arg, env) if constant(arg) is None else constant(arg)
     if isinstance(arg, tuple):
         return [convert(a, values, env) for a in arg]
     if isinstance(arg, DType):
-        return _TORCH_OF[arg]
-    if isinstance(arg, str):
-        kind, _, text = arg.partition(":")
-        if kind == "device":
-            return torch.device(text)
-        if kind in ("layout", "memory_format"):
-            return getattr(torch, text)
-    return arg
+        return DTYPES[arg]
+    return literal(arg, env)
