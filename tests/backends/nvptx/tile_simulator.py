@@ -67,10 +67,15 @@ class Machine(Products):
 
     def begin(self, number: int) -> None:
         self.number, self.barriers, self.named, self.snapshots, self.held_words = number, {}, {}, {}, {}
+        self.entered = False
 
     def found(self, base: int, size: int) -> None:
-        self.base = base
-        self.shared = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(base))
+        """Where shared memory is; whoever comes first finds NaN in all of it."""
+        with self.changed:
+            if not self.entered:
+                self.entered, self.base = True, base
+                self.shared = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(base))
+                self.shared[:] = 0xFF
 
     def wait_for(self, holds: Any) -> None:
         if not self.changed.wait_for(lambda: holds() or self.failed, PATIENCE):
@@ -236,6 +241,7 @@ class Machine(Products):
                 left, right, keeps, _, _, across_a, across_b = re.findall(r"[\w$.]+", line.partition("}")[2])
                 kind = words[0].rsplit(".", 1)[1]
                 mine = self.part(shared, held[left], held[right], int(across_a), int(across_b), kind, 2 * len(registers))
+                assert not np.isnan(mine).any(), "what has not come is multiplied"  # no test of these has NaN among its data
                 first, last = registers[0], registers[-1] + 1
                 out[first:last] = mine + (out[first:last] if keeps == "1" or adds else 0)
 
