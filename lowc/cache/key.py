@@ -34,7 +34,7 @@ def graph_key(base: str, graph: Graph, constants: int, options: Options, device:
     beyond this, as ``cpu`` says. ``torch``: its version.
     """
     # A value called "none" would read like none at all.
-    if not base or not device or any(v.name in WORDS for v in (*graph.inputs, *graph.nodes)):
+    if not base or not device or not WORDS.isdisjoint([v.name for v in (*graph.inputs, *graph.nodes)]):
         return ""
     return "\n".join([base, f"torch {torch}", device, chosen(options), f"constants {constants}", print_graph(graph)])
 

@@ -27,6 +27,7 @@ from lowc.frontend.random import replace_random_ops
 from lowc.frontend.recompiles import log_recompile
 from lowc.frontend.saved import keep_copies
 from lowc.frontend.subgraphs import calls_functions, compile_pieces
+from lowc.frontend.unused import drop_unused
 from lowc.ir.graph import Graph
 
 log = logging.getLogger("lowc.frontend")
@@ -98,7 +99,7 @@ def compile_fx_graph(
     if own_random:
         replace_random_ops(gm.graph)
     merge_equal_nodes(gm.graph)
-    gm.graph.eliminate_dead_code(collectives.has_effect)
+    drop_unused(gm.graph)
     if calls_functions(gm):
         return _boxed(compile_pieces(gm, lambda piece: compile_fx_graph(piece, name, compile_graph, strict=strict)))
     try:
@@ -131,7 +132,7 @@ def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[
 def _partition(
     joint: fx.GraphModule, inputs: Any, *, own_random: bool, num_fwd_outputs: int, **kwargs: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    joint.graph.eliminate_dead_code(collectives.has_effect)
+    drop_unused(joint.graph)
     if own_random:
         replace_random_ops(joint.graph)
     _see_through_detach(joint.graph)
@@ -144,12 +145,12 @@ def _partition(
 def _see_through_detach(graph: fx.Graph) -> None:
     """Uses the logarithms of probabilities themselves where autograd keeps a ``detach`` of them, which the partitioner would not
     compute again: so it can keep the logits.  (For an activation that a layer needs whole, keeping it is best.)"""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
-        if not _is_log_softmax(node.args[0]):
-            continue
+    found = [n for n in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default) if _is_log_softmax(n.args[0])]
+    for node in found:
         for user in [user for user in node.users if user.op != "output"]:
             user.replace_input_with(node, node.args[0])
-    graph.eliminate_dead_code(collectives.has_effect)
+    if found:
+        drop_unused(graph)
 
 
 def _is_log_softmax(value: Any) -> bool:

@@ -19,12 +19,7 @@ from lowc.ir import collective
 
 def is_collective(node: fx.Node) -> bool:
     """Whether ``node`` calls an op in which ranks meet, in a higher-order op as well."""
-    return any(collective.is_collective(str(op)) for op in _ops(node))
-
-
-def has_effect(node: fx.Node) -> bool:
-    """Whether ``node`` must stay though nothing needs its result."""
-    return node.is_impure() or is_collective(node)
+    return any(op.namespace in collective.SPACES for op in _ops(node))
 
 
 def arrange(graph: fx.Graph) -> None:

@@ -32,18 +32,23 @@ def merge_equal_nodes(graph: fx.Graph) -> int:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
             seen.clear()
             continue
-        if not _mergeable(node, outputs):
+        if not _repeatable(node):
             continue
         key = (node.target, _key(node.args), _key(node.kwargs), node.meta.get("partitioner_tag"))
         first = seen.setdefault(key, node)
-        if first is not node:
+        if first is node:
+            continue
+        if _shares(first, outputs):
+            seen[key] = node
+        elif not _shares(node, outputs):
             node.replace_all_uses_with(first)
             graph.erase_node(node)
             merged += 1
     return merged
 
 
-def _mergeable(node: fx.Node, outputs: set[StorageWeakRef]) -> bool:
+def _repeatable(node: fx.Node) -> bool:
+    """Whether the op of ``node`` gives the same wherever it is called with the same."""
     target = node.target
     if is_collective(node):  # the other ranks count them
         return False
@@ -57,12 +62,13 @@ def _mergeable(node: fx.Node, outputs: set[StorageWeakRef]) -> bool:
             return False
     elif isinstance(target, torch._ops.HigherOrderOperator) or node.meta.get("unbacked_bindings"):
         return False
-    if node.meta.get("unbacked_bindings"):
-        return False
+    return not node.meta.get("unbacked_bindings")
+
+
+def _shares(node: fx.Node, outputs: set[StorageWeakRef]) -> bool:
+    """Whether a result of ``node`` lies in the memory of an output."""
     values = node.meta.get("val")
-    return not any(
-        _storage(v) in outputs for v in (values if isinstance(values, tuple | list) else (values,))
-    )
+    return any(_storage(v) in outputs for v in (values if isinstance(values, tuple | list) else (values,)))
 
 
 def _output_storages(graph: fx.Graph) -> set[StorageWeakRef]:
@@ -81,6 +87,8 @@ def _storage(value: Any) -> StorageWeakRef | None:
 
 def _key(value: Any) -> Any:
     """Something hashable that tells 1, 1.0 and True, and 0.0 and -0.0 apart."""
+    if isinstance(value, fx.Node):
+        return value
     if isinstance(value, tuple | list):
         return tuple(_key(v) for v in value)
     if isinstance(value, dict):

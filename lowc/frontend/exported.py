@@ -35,6 +35,7 @@ from lowc.frontend.guards import Condition, conditions
 from lowc.frontend.importer import import_graph
 from lowc.frontend.numbers import as_tensors
 from lowc.frontend.random import replace_random_ops
+from lowc.frontend.unused import drop_unused
 from lowc.ir.graph import Graph, GraphArg, Input, Node, Ref, TensorMeta
 from lowc.ir.index import Index, contiguous_strides, ix
 
@@ -128,7 +129,7 @@ def program_graph(program: torch.export.ExportedProgram, name: str, keep: Collec
     _check_pure(gm, signature)
     seed = _seed(gm.graph) if replace_random_ops(gm.graph) else ""
     merge_equal_nodes(gm.graph)
-    gm.graph.eliminate_dead_code()
+    drop_unused(gm.graph)
     with _ranges(program):
         graph, constants = import_graph(gm, "inference")
     own = dict(zip((i.name for i in graph.inputs[len(graph.inputs) - len(constants) :]), constants, strict=True))

@@ -42,7 +42,7 @@ def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tenso
     the user's line, for what cannot be written down: calls of functions, in-place ops other than a closing ``copy_`` into an
     input, sparse or quantised tensors, and dtypes that lowc has no name for.
     """
-    values = _all_values(gm)
+    values = _symbolic_values(gm)
     symbols = symbols_of(values)
     derived = sizes.derive(gm, values, symbols)
     env: _Env = {}
@@ -81,12 +81,17 @@ _COPY = "aten.copy_.default"
 _APART = "torch._dynamo.graph_break() before and after the code that needs it lets lowc compile the rest"
 
 
-def _all_values(gm: fx.GraphModule) -> list[Any]:
-    """Every tensor and symbolic number in the graph."""
+def _symbolic_values(gm: fx.GraphModule) -> list[Any]:
+    """Every tensor in the graph whose sizes or strides are not all known, and every symbolic number."""
     out: list[Any] = []
     for node in gm.graph.nodes:
         value = node.meta.get("val")
-        out.extend(value if isinstance(value, tuple | list) else [value])
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, torch.Tensor):
+                if each._has_symbolic_sizes_strides:
+                    out.append(each)
+            elif isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool):
+                out.append(each)
     return out
 
 
@@ -175,7 +180,9 @@ def _op_call(
     """(the nodes for the call of ``op`` that ``node`` is, its results): ``value`` has the results' types."""
     args = _arg(fx_args, symbols, env)
     kwargs = tuple((key, _arg(arg, symbols, env)) for key, arg in node.kwargs.items())
-    for held in (value for value in tree_leaves((args, kwargs)) if isinstance(value, Held)):
+    special = {type(env[n]) for n in node.all_input_nodes} & {Held, floats.Float}
+    if Held in special:
+        held = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, Held))
         raise Unsupported(f"{op} takes {held.name}, a {held.kind}")
     _check_functional(op, fx_args)
     several = isinstance(value, tuple | list)
@@ -186,7 +193,7 @@ def _op_call(
     elif several:
         results = tuple(Ref(node.name, n) for n in range(len(metas)))
     made = Node(node.name, str(op), args, kwargs, metas, user_line(node))
-    if not floats.uses_float((args, tuple(v for _, v in kwargs))):
+    if floats.Float not in special:
         return (made,), results
     values = {n.name: n.meta.get("val") for n in node.all_input_nodes}
     taken = {name: _tensor_meta(v, symbols) for name, v in values.items() if isinstance(v, torch.Tensor)}
@@ -296,7 +303,7 @@ def _tensor_meta(value: torch.Tensor, symbols: Mapping[Any, Symbol]) -> TensorMe
     if value.is_quantized or value.is_conj() or value.is_neg():
         raise Unsupported("quantised tensors and lazily conjugated or negated ones are not supported", hint=_APART)
     shape, strides, offset = value.shape, value.stride(), value.storage_offset()
-    if all(type(n) is int for n in (*shape, *strides, offset)):
+    if not value._has_symbolic_sizes_strides:
         return _fixed_meta(value.dtype, tuple(shape), strides, offset, value.device)
     return TensorMeta(
         dtype_of(value.dtype),

@@ -85,6 +85,8 @@ def derive(gm: fx.GraphModule, values: Iterable[Any], symbols: Symbols) -> list[
                     inside = [e for e in sympy.postorder_traversal(number.node.expr) if isinstance(e, ROUNDING)]
                     found.update(dict.fromkeys(inside, number.node.shape_env))
         whole.update(_whole(value))
+    if not found:
+        return []
     given = {expr for node in gm.graph.find_nodes(op="placeholder") for expr in _whole(node.meta.get("val"))}
     taken = {node.name for node in gm.graph.nodes} | {symbol.name for symbol in symbols.values()}
     for expr, shape_env in found.items():

@@ -1,6 +1,7 @@
 """The user's line that an FX node comes from."""
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -13,8 +14,12 @@ _TORCH = str(Path(torch.__path__[0]))
 def user_line(node: fx.Node) -> str:
     """ "file.py:12 in forward: y = x + 1": the innermost frame outside torch that made ``node``; empty if unknown."""
     trace = node.meta.get("stack_trace") or node.stack_trace
-    if not trace:
-        return ""
+    return _innermost(trace) if trace else ""
+
+
+@lru_cache(1 << 10)
+def _innermost(trace: str) -> str:
+    """The line of one trace; the ops that one call is taken apart into share it."""
     lines = trace.splitlines()
     best = inside = ""
     for number, line in enumerate(lines):

@@ -17,6 +17,7 @@ def print_graph(g: graph.Graph) -> str:
     """``g`` as text, one line for each input and node; for reading, there is no parser."""
     symbols = ", ".join(f"{s.name}: {range_text(s)}" for s in g.symbols)
     known: dict[int, str] = {}
+    comments = {"": ""}
 
     def shown(meta: graph.Meta) -> str:
         """``_meta``, once for each object: the importer makes one of all values of a type."""
@@ -25,16 +26,21 @@ def print_graph(g: graph.Graph) -> str:
             found = known[id(meta)] = _meta(meta)
         return found
 
+    def comment(where: str) -> str:
+        """The user's line, which many nodes share."""
+        if where not in comments:
+            comments[where] = f"  # {' '.join(where.split())}"
+        return comments[where]
+
     lines = [f"graph {g.name}({symbols}){' deterministic' if g.deterministic else ''} {{"]
     for item in g.inputs:
         lines.append(f"  input {item.name}: {shown(item.meta)}{' mutated' if item.mutated else ''}")
     for node in g.nodes:
-        args = list(map(_graph_arg, node.args))
+        args = [_graph_arg(a) for a in node.args]
         if node.kwargs:
             args += [f"{name}={_graph_arg(a)}" for name, a in node.kwargs]
-        where = f"  # {' '.join(node.where.split())}" if node.where else ""
-        metas = ", ".join(map(shown, node.outputs))
-        lines.append(f"  {node.name}: {metas or 'none'} = {node.target}({', '.join(args)}){where}")
+        metas = shown(node.outputs[0]) if len(node.outputs) == 1 else ", ".join(map(shown, node.outputs))
+        lines.append(f"  {node.name}: {metas or 'none'} = {node.target}({', '.join(args)}){comment(node.where)}")
     if g.outputs:
         lines.append(f"  return {', '.join(map(_graph_arg, g.outputs))}")
     lines.append("}")
@@ -54,7 +60,7 @@ def _graph_arg(arg: graph.GraphArg) -> str:
     if isinstance(arg, graph.Ref):
         return f"{arg.name}#{arg.number}" if arg.number else arg.name
     if isinstance(arg, tuple):
-        return tuple_text(list(map(_graph_arg, arg)))
+        return tuple_text([_graph_arg(a) for a in arg])
     return str(arg) if type(arg) is int else scalar_text(arg)  # most are
 
 

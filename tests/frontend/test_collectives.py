@@ -9,8 +9,9 @@ from torch import fx
 
 from lowc.errors import Unsupported
 from lowc.frontend import ranks
-from lowc.frontend.collectives import arrange, has_effect
+from lowc.frontend.collectives import arrange
 from lowc.frontend.cse import merge_equal_nodes
+from lowc.frontend.unused import drop_unused
 
 if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
@@ -86,7 +87,7 @@ def test_equal_collectives_are_kept_apart_and_unused_ones_are_kept() -> None:
     g(C.broadcast.default, g.x, 0, "0")
     g.graph.output((g(A.add.Tensor, done[0], done[1]),))
     assert merge_equal_nodes(g.graph) == 1
-    g.graph.eliminate_dead_code(has_effect)
+    drop_unused(g.graph)
     assert g.names() == ["sin", "all_reduce", "wait_tensor", "all_reduce", "wait_tensor", "broadcast", "add"]
 
 

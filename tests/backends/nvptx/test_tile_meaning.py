@@ -65,7 +65,7 @@ def test_stages_of_several_rounds_of_the_ring() -> None:
 
 
 def test_a_team_that_does_not_wait_for_its_turn_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A phase modulo 2 is no order: without turns a team that is a round of the ring ahead multiplies although nothing has come."""
+    """A phase modulo 2 is no order: without turns a team a round of the ring ahead multiplies though nothing has come."""
 
     def arrive(machine: Machine, at: int, size: int) -> int:
         """Who would fill a stage never comes to it, so that the outcome is the same on every machine."""
