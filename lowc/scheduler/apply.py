@@ -8,42 +8,34 @@ from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
 from lowc.ir.index import (
-    Atom,
     Axis,
     Index,
-    Opaque,
     constant,
     ix,
     minimum,
     mod,
     multiple_of,
-    prove_nonneg,
     split,
-    substitute,
     upper_bound,
 )
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import (
-    PARALLEL,
     Acc,
     Alloc,
     Buffer,
-    Const,
     Expr,
     For,
-    FromIndex,
     If,
     Kernel,
     Kind,
     Let,
     Load,
-    Op,
     Stmt,
     Store,
     Update,
     Var,
 )
-from lowc.ir.scan import outer_updates, running
+from lowc.ir.scan import running
 from lowc.ir.walk import (
     Substitution,
     exprs,
@@ -53,10 +45,11 @@ from lowc.ir.walk import (
     parts,
     rewrite,
     statements,
-    stores,
 )
-from lowc.scheduler.nest import touched
+from lowc.scheduler.conflict import bind
+from lowc.scheduler.partial import Partial, partial
 from lowc.scheduler.rename import fresh
+from lowc.scheduler.sums import outer_rows, outer_sums, own_accumulators, own_rows, row_loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +77,6 @@ class Block:
 
     axis: str
     sizes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """The reduction over ``axis`` in ``chunks`` parts that run in parallel and meet in memory, where ``lanes`` combine them
-    (pairwise, so that the last additions do not add to the error)."""
-
-    axis: str
-    chunks: int
-    lanes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +133,7 @@ def _apply(body: tuple[Stmt, ...], step: Primitive) -> tuple[Stmt, ...]:
     if isinstance(step, Block):
         return at_loop(body, step.axis, lambda loop: _block(loop, step.sizes, names(body)))
     if isinstance(step, Partial):
-        return _partial(body, step)
+        return partial(body, step)
     if isinstance(step, Interchange):
         return at_loop(body, step.axis, lambda loop: _interchange(loop, step, names(body)))
     if isinstance(step, Tile):
@@ -224,115 +207,25 @@ def _reorder(loop: For, axes: tuple[str, ...]) -> tuple[Stmt, ...]:
     return inner
 
 
-def outer_sums(loop: For) -> list[Update]:
-    """Those of ``outer_updates`` that sum up floats, scans excepted."""
-    updates = [u for u in outer_updates(loop) if u.reducer == "add" and u.vars[0].dtype.kind == "f"]
-    scans = {u.vars[0].name for u in running(loop)}
-    return [u for u in updates if u.vars[0].name not in scans]
-
-
-def outer_rows(loop: For) -> list[Buffer]:
-    """Arrays of float sums in local memory, declared outside ``loop``, that the loop only adds to, each along an axis inside."""
-    inside = {id(s.buffer) for s in statements(loop.body) if isinstance(s, Alloc)}
-    accesses: dict[int, list[Load | Store]] = {}
-    for access in touched(loop.body):
-        if access.buffer.space == "local" and access.buffer.dtype.kind == "f" and id(access.buffer) not in inside:
-            accesses.setdefault(id(access.buffer), []).append(access)
-    return [
-        group[0].buffer
-        for group in accesses.values()
-        if all(isinstance(a, Store) and a.reducer == "add" for a in group) and _row_loop(loop, group[0].buffer) is not None
-    ]
-
-
-def _row_loop(loop: For, row: Buffer) -> For | None:
-    """The loop inside ``loop`` along whose axis each store to ``row`` goes, in rows that other loops inside number; None where
-    one of them is unrolled: such an array is registers, and there are none for a second one."""
-    places = {s.index[0] for s in stores(loop.body) if s.buffer is row}
-    inside = [s for s in statements(loop.body) if isinstance(s, For)]
-    axes = {s.axis for s in inside if s.kind.name != "unroll"}
-    for stmt in inside:
-        parts_ = [split(place, stmt.axis) for place in places]
-        if all(constant(step) == 1 and axes.issuperset(index_atoms(rest)) for step, rest in parts_):
-            return stmt
-    return None
-
-
-def _own_accumulators(updates: Sequence[Update], taken: set[str]) -> tuple[list[Acc], Substitution]:
-    """Accumulators that can stand for those of ``updates``, and the renaming from the one to the other."""
-    accs: list[Acc] = []
-    renamed: dict[str, Var] = {}
-    for update in updates:
-        own = tuple([Var(fresh(f"{v.name}_p", taken), v.dtype) for v in update.vars])
-        renamed.update({v.name: p for v, p in zip(update.vars, own, strict=True)})
-        accs.append(Acc(own, update.reducer))
-    return accs, Substitution(variables=renamed)
-
-
 def _block(loop: For, sizes: tuple[int, ...], taken: set[str]) -> tuple[Stmt, ...]:
     updates, rows = outer_sums(loop), outer_rows(loop)
     if not updates and not rows:
         raise ScheduleError(f"the loop over {loop.axis.name} updates no sum from outside, or is a scan")
     outer, inner, position = split_axes(loop.axis, sizes[0], taken)
-    accs, rename = _own_accumulators(updates, taken)
+    accs, rename = own_accumulators(updates, taken)
     rename.atoms[loop.axis] = position
-    own = {id(r): Buffer(fresh(f"{r.name}_p", taken), r.dtype, r.shape, r.strides, r.space) for r in rows}
-
-    def access(buffer: Buffer, index: tuple[Index, ...]) -> tuple[Buffer, tuple[Index, ...]]:
-        return own.get(id(buffer), buffer), index
-
-    rename.access = access
+    own = own_rows(rows, rename, taken)
     body = For(inner, rename.body(loop.body), loop.kind)
     allocs = [Alloc(own[id(r)], "add") for r in rows]
     combine: list[Stmt] = [Update(u.vars, u.reducer, a.vars) for u, a in zip(updates, accs, strict=True)]
     for row in rows:
-        along = _row_loop(loop, row)
+        along = row_loop(loop, row)
         assert along is not None
         axis = Axis(fresh(along.axis.name, taken), row.shape[0])
         add = Store(row, (ix(axis),), Load(own[id(row)], (ix(axis),)), None, "add")
-        combine.append(For(axis, (add,), Kind(along.kind.name, along.kind.width)))
+        combine.append(For(axis, (add,), along.kind))
     out = For(outer, (*accs, *allocs, body, *combine))
     return _block(out, sizes[1:], taken) if sizes[1:] else (out,)
-
-
-def _partial(body: tuple[Stmt, ...], step: Partial) -> tuple[Stmt, ...]:
-    """Only for a loop at the top of a kernel, so that the array of partial results is shared by all cores."""
-    taken = names(body)
-    out: list[Stmt] = []
-    for stmt in body:
-        if not isinstance(stmt, For) or stmt.axis.name != step.axis:
-            out.append(stmt)
-            continue
-        extent = stmt.axis.extent
-        updates = outer_updates(stmt)
-        if not updates:
-            raise ScheduleError(f"the loop over {step.axis} updates no accumulator from outside")
-        if running(stmt):
-            raise ScheduleError(f"the loop over {step.axis} is a scan")
-        if why := meeting(stmt):
-            raise ScheduleError(f"the loop over {step.axis} cannot be parallel: {why}")
-        accs, rename = _own_accumulators(updates, taken)
-        size = (extent + (step.chunks - 1)) // step.chunks
-        chunk = Axis(fresh(f"{step.axis}_c", taken), ix(step.chunks))
-        inner = Axis(fresh(f"{step.axis}_i", taken), minimum(size, extent - ix(chunk) * size))
-        if constant(extent) is not None and constant(extent) == (constant(size) or 0) * step.chunks:
-            inner = Axis(inner.name, size)
-        rename.atoms[stmt.axis] = ix(chunk) * size + inner
-        arrays = [
-            Buffer(fresh(f"{v.name}_parts", taken), v.dtype, (ix(step.chunks),), (ix(1),), "local")
-            for u in updates
-            for v in u.vars
-        ]
-        flat = [v for a in accs for v in a.vars]
-        keep = [Store(b, (ix(chunk),), v) for b, v in zip(arrays, flat, strict=True)]
-        out.extend(Alloc(b) for b in arrays)
-        out.append(For(chunk, (*accs, For(inner, rename.body(stmt.body), stmt.kind), *keep), PARALLEL))
-        again = Axis(fresh(f"{step.axis}_c", taken), ix(step.chunks))
-        each = iter(arrays)
-        combine = [Update(u.vars, u.reducer, tuple([Load(next(each), (ix(again),)) for _ in u.vars])) for u in updates]
-        kind = Kind("vector", step.lanes) if step.chunks >= step.lanes > 1 else Kind()
-        out.append(For(again, tuple(combine), kind))
-    return tuple(out)
 
 
 def _interchange(loop: For, step: Interchange, taken: set[str]) -> tuple[Stmt, ...]:
@@ -483,108 +376,3 @@ def _rest(rows: For, columns: For, height: tuple[Index, Index], width: tuple[Ind
         if isinstance(stmt, Let):
             place.rename(stmt.var.name, Var(fresh(stmt.var.name, taken), stmt.var.dtype))
     return For(row, (For(column, place.body(columns.body)),))
-
-
-# ---------------------------------------------------------------- binding
-
-
-def bind(loop: For, kind: Kind) -> For:
-    """``loop`` with its axis bound; raises ScheduleError if its iterations are not independent."""
-    if kind.name in ("parallel", "vector") and (why := conflict(loop, kind)):
-        raise ScheduleError(f"the loop over {loop.axis.name} cannot be {kind.name}: {why}")
-    return For(loop.axis, loop.body, kind)
-
-
-def conflict(loop: For, kind: Kind) -> str:
-    """Why iterations of ``loop`` may not run at once; empty if they may."""
-    updates = outer_updates(loop)
-    if updates and (kind.name == "parallel" or running(loop)):
-        return f"it updates {updates[0].vars[0].name}"
-    return meeting(loop)
-
-
-def meeting(loop: For) -> str:
-    """Where in memory iterations of ``loop`` meet, whatever they do to accumulators; empty if nowhere."""
-    inside = {id(s.buffer) for s in statements(loop.body) if isinstance(s, Alloc)}
-    inner = _bound_inside(loop)
-    accesses: dict[int, list[Load | Store]] = {}
-    for access in touched(loop.body):
-        if id(access.buffer) not in inside:
-            accesses.setdefault(id(access.buffer), []).append(access)
-    ranges = _checked(loop)
-    for group in accesses.values():
-        written = [a for a in group if isinstance(a, Store)]
-        if written and not _separate(loop.axis, inner, group, ranges):
-            return f"iterations meet in {written[0].buffer.name}"
-    return ""
-
-
-def _bound_inside(loop: For) -> set[Atom]:
-    """What changes within one iteration of ``loop``: inner axes, and data coordinates."""
-    found: set[Atom] = set()
-    for stmt in statements(loop.body):
-        if isinstance(stmt, For):
-            found.add(stmt.axis)
-        elif isinstance(stmt, Let):
-            found.add(Opaque(stmt.var.name))
-    return found
-
-
-def _checked(loop: For) -> dict[Atom, Index]:
-    """For each let in ``loop`` whose value a check keeps below a size: an axis of that extent, which has its range."""
-    found: dict[Atom, Index] = {}
-    for stmt in statements(loop.body):
-        if isinstance(stmt, Let) and isinstance(stmt.value, Op) and stmt.value.name == "check_index":
-            size = stmt.value.args[1]
-            if isinstance(size, FromIndex):
-                found[Opaque(stmt.var.name)] = ix(Axis(f"{stmt.var.name}?", size.index))
-            elif isinstance(size, Const):
-                found[Opaque(stmt.var.name)] = ix(Axis(f"{stmt.var.name}?", ix(int(size.value))))
-    return found
-
-
-def _separate(axis: Axis, inner: set[Atom], group: Sequence[Load | Store], ranges: dict[Atom, Index]) -> bool:
-    """Whether accesses of different iterations of ``axis`` surely touch different elements.
-
-    Each address must be ``c*axis + fixed + below + above`` with one c and one fixed part for all, ``0 <= below < c``, and above a
-    multiple of ``c*extent``: then the address tells the iteration.
-    """
-    if constant(axis.extent) == 1:
-        return True
-    stride, base = split(group[0].index[0], axis)
-    if not stride.terms or not inner.isdisjoint(index_atoms(stride)):
-        return False
-    base = _part(base, inner, False)
-    reach = stride * axis.extent
-    for access in group:
-        coefficient, rest = split(access.index[0], axis)
-        if coefficient != stride or axis in index_atoms(rest):
-            return False
-        below = _part(rest, inner, False) - base
-        for term in _part(rest, inner, True).terms:
-            single = Index((term,))
-            if not mod(single, reach).terms:
-                continue
-            single = substitute(single, ranges) if ranges else single
-            if any(isinstance(a, Opaque) for a in index_atoms(single)):
-                return False
-            below = below + single
-        if below.terms and not _within(below, stride) and not _within(below + _short_of(base, stride), stride):
-            return False
-    return True
-
-
-def _within(index: Index, size: Index) -> bool:
-    """Whether ``0 <= index < size`` is certain."""
-    return prove_nonneg(index) and prove_nonneg(size - 1 - index)
-
-
-def _short_of(base: Index, stride: Index) -> Index:
-    """The terms of a fixed part that are no multiples of ``stride``.  Adding them to what moves may say that there is anything at
-    all: ``i < 64`` is within ``64*q`` only where ``q > 0``, while ``64*o + i`` with ``o < q`` is."""
-    return Index(tuple([t for t in base.terms if mod(Index((t,)), stride).terms]))
-
-
-def _part(index: Index, inner: set[Atom], moving: bool) -> Index:
-    """The terms of ``index`` that change within an iteration, or those that do not."""
-    return Index(tuple([t for t in index.terms if moving != inner.isdisjoint(index_atoms(Index((t,))))]))

@@ -33,7 +33,8 @@ from lowc.ir.walk import (
     stores,
 )
 from lowc.scheduler import apply as common
-from lowc.scheduler.apply import at_loop, conflict
+from lowc.scheduler.apply import at_loop
+from lowc.scheduler.conflict import conflict
 from lowc.scheduler.nest import depends, one_loop
 from lowc.scheduler.rename import fresh
 

@@ -25,8 +25,8 @@ from lowc.ir.index import (
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Load, Op, Stmt, Store, Var
 from lowc.ir.types import DType, bool_
 from lowc.ir.walk import Substitution, map_statements
-from lowc.scheduler.apply import bind
 from lowc.scheduler.attention import Attention, find, seen
+from lowc.scheduler.conflict import bind
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.registers import Registers, registers
 from lowc.scheduler.rename import coordinate, coordinates, fresh, let

@@ -17,7 +17,8 @@ from lowc.ir.index import Index, constant, upper_bound
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Stmt, Store, Update
 from lowc.ir.walk import stores
-from lowc.scheduler.apply import Block, Schedule, outer_rows, outer_sums
+from lowc.scheduler.apply import Block, Schedule
+from lowc.scheduler.sums import outer_rows, outer_sums
 
 CHAIN = 64  # additions in one accumulator before a block ends
 SLACK = 2  # chains up to so many times that long stay whole

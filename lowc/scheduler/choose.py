@@ -15,24 +15,24 @@ from lowc.ir.walk import exprs, parts, statements
 from lowc.scheduler.apply import (
     Bind,
     Interchange,
-    Partial,
     Primitive,
     Reorder,
     Schedule,
     Split,
     Tile,
-    conflict,
-    meeting,
 )
+from lowc.scheduler.conflict import conflict, meeting
+from lowc.scheduler.distribute import STRIP, few_columns
 from lowc.scheduler.nest import chain, estimate, touched, weight
+from lowc.scheduler.partial import Partial
 from lowc.target import Target
 
 PARALLEL_WORK = 24_000  # cheap vector-element operations below which starting the cores costs more than it saves
 GRAIN = 4096  # elements of a flat chunk that a core takes at least
-COLUMNS = 256  # columns that a core takes at least in a column reduction (1 kB runs of memory)
 TILE_MIN = 16
 LINE = 64  # bytes of a line of cache
 LARGE = 1024  # a size that may be above this one may well be worth cores
+REGISTERS = 8  # vectors of sums that a loop over rows keeps in registers
 UNROLLED = 12  # work for an element (``weight``) up to which the rows of a tile are unrolled
 
 
@@ -74,7 +74,10 @@ def _nest(loop: For, lanes: int, target: Target, threads: bool) -> list[Primitiv
     if parallel:
         best = _parallel_axis(nest, bound, target)
         if best is not None and best.axis.name in bound:  # then it is the outermost: chunks over cores, lanes within
-            plan.append(Split(best.axis.name, _chunk(best, lanes, target)))
+            chunk = _chunk(best, lanes, target)
+            if (constant(best.axis.extent) or chunk + 1) <= chunk:
+                return vectors  # one core has all
+            plan.append(Split(best.axis.name, chunk))
             vectors = [_renamed(v, best.axis.name, f"{best.axis.name}_i") for v in vectors]
             plan.append(Bind(f"{best.axis.name}_o", PARALLEL))
         elif best is not None:
@@ -287,13 +290,20 @@ def _column(loop: For, lanes: int) -> bool:
 
 
 def _column_reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Primitive]:
-    """Strips of columns over cores; within a strip row after row, into an array of accumulators that stays in L1."""
+    """Strips of columns over cores; within a strip row after row, into an array of accumulators that stays in L1.  Where there
+    are too few strips, rows in chunks over cores."""
     plan: list[Primitive] = []
     columns, known = estimate(loop.axis.extent), constant(loop.axis.extent) is not None
     name = loop.axis.name
-    strip = max(4 * lanes, min(COLUMNS * 4, -(-columns // (2 * target.cores))) if parallel else COLUMNS * 4)
+    (rows,) = [s.axis for s in loop.body if isinstance(s, For)]
+    chunks = min(64, 8 * target.cores, estimate(rows.extent) * columns // GRAIN)
+    strips = columns // lanes if known and columns % lanes == 0 else 0
+    in_registers = 1 < strips * sum(isinstance(s, Acc) for s in loop.body) <= REGISTERS
+    kind = Kind("vector", lanes, "", strips if in_registers else 1)
+    if parallel and known and few_columns(columns, target) and chunks >= 2:
+        return [Interchange(name, kind), Partial(rows.name, chunks, lanes)]
+    strip = max(4 * lanes, min(STRIP * 4, -(-columns // (2 * target.cores))) if parallel else STRIP * 4)
     strip = -(-strip // lanes) * lanes
-    kind = Kind("vector", lanes)
     if known and columns % strip and columns > strip:
         for width in range(strip, 4 * lanes - 1, -lanes):
             if columns % width == 0:

@@ -15,7 +15,7 @@ from lowc.ir.index import Axis, Index, constant, ix, minimum
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import For, Kind, Stmt
 from lowc.ir.walk import Substitution
-from lowc.scheduler.apply import conflict
+from lowc.scheduler.conflict import conflict
 from lowc.scheduler.nest import chain, nested
 from lowc.scheduler.rename import coordinate, fresh
 

@@ -41,7 +41,7 @@ from lowc.ir.types import DType, bool_, f16, f32
 from lowc.ir.walk import names
 from lowc.options import Options
 from lowc.scheduler import maths, maths_narrow
-from lowc.scheduler.apply import conflict
+from lowc.scheduler.conflict import conflict
 from lowc.scheduler.maths_emit import Emit
 from lowc.scheduler.nest import map_kernels
 from lowc.target import Target

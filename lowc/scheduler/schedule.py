@@ -24,6 +24,7 @@ from lowc.scheduler import (
 )
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
+from lowc.scheduler.distribute import distribute
 from lowc.scheduler.equal import share_kernels
 from lowc.scheduler.nest import expand_kernels, map_kernels, prune
 from lowc.scheduler.rename import fresh
@@ -42,6 +43,8 @@ def run(module: Module, target: Target, options: Options) -> Module:
 
     def each(kernel: Kernel) -> Kernel:
         tiled = _contraction(kernel, target, options.threads)
+        if tiled is None and options.threads:
+            kernel = distribute(kernel, target)
         kernel = tiled or scheduled(kernel, choose(kernel, target, options.threads))
         return scheduled(kernel, cascade.choose(kernel))
 

@@ -10,7 +10,8 @@ from lowc.ir.parser import parse_kernel, parse_module
 from lowc.ir.printer import print_kernel
 from lowc.options import Options
 from lowc.scheduler import cascade, choose, pipeline, schedule, share
-from lowc.scheduler.apply import Bind, Block, Interchange, Partial, Reorder, Split, apply
+from lowc.scheduler.apply import Bind, Block, Interchange, Reorder, Split, apply
+from lowc.scheduler.partial import Partial
 from lowc.target import Target
 
 TARGET = Target("x86", "", "", 512, 32, 32 << 10, 1 << 20, 8 << 20, 2, frozenset({"fma", "scalef", "masked"}))

@@ -18,7 +18,7 @@ from lowc.backends.x86.region import scalar_index
 from lowc.ir.index import Axis, Index, constant, split
 from lowc.ir.nodes import Alloc, Buffer, For, If, Load, Op, Stmt, Store, Var
 from lowc.ir.ops import identity
-from lowc.ir.walk import exprs, parts
+from lowc.ir.walk import exprs, loads, parts, stores
 
 if TYPE_CHECKING:
     from lowc.backends.x86.emit import Emitter
@@ -59,6 +59,8 @@ def _known(body: Sequence[Stmt], buffer: Buffer, unrolled: list[Axis], strip: Fo
             return False
         if isinstance(stmt, For):
             extent = constant(stmt.axis.extent)
+            if stmt.kind.name == "parallel" and _touches(stmt.body, buffer):
+                return False  # other cores have other registers
             inner, around = list(unrolled), strip
             if stmt.kind.name == "vector":
                 around = stmt if extent == stmt.kind.width * vector.flight(stmt) else None
@@ -67,6 +69,10 @@ def _known(body: Sequence[Stmt], buffer: Buffer, unrolled: list[Axis], strip: Fo
             if not _known(stmt.body, buffer, inner, around, found):
                 return False
     return True
+
+
+def _touches(body: Sequence[Stmt], buffer: Buffer) -> bool:
+    return any(access.buffer is buffer for access in (*loads(body), *stores(body)))
 
 
 def _whole(place: Index, strip: For, unrolled: Sequence[Axis]) -> bool:
