@@ -80,27 +80,30 @@ def one(name: str) -> dict[str, Any]:
 
     graphs: list[tuple[int, float, float]] = []
     read = 0.0
+    inside = 0  # calls that are added, and whose own calls of others of them are therefore not
 
-    def watched(module: Any, name: str, sign: int) -> None:
+    def watched(module: Any, name: str, adds: bool) -> None:
         """Adds what ``name`` of ``module`` takes to ``read``, or takes it away; whoever calls it asks for it by name."""
         real: Callable[..., Any] = getattr(module, name)
 
         def measured(*args: Any, **kwargs: Any) -> Any:
-            nonlocal read
+            nonlocal read, inside
+            inside += adds
             watch = Watch()
             result = real(*args, **kwargs)
             took = watch.read()
-            read += sign * took[0]
+            inside -= adds
+            read += 0.0 if adds and inside else took[0] if adds else -took[0]
             if module is reuse:
                 graphs.append((len(args[0].nodes), *took))
             return result
 
         setattr(module, name, measured)
 
-    watched(aot, "compile_fx_graph", 1)
-    watched(reuse, "compile_or_reuse", -1)
-    watched(aot, "_partition", 1)
-    watched(aot, "min_cut_rematerialization_partition", -1)
+    for name in ("_prepare", "_partition", "compile_fx_graph"):
+        watched(aot, name, True)
+    watched(aot, "min_cut_rematerialization_partition", False)
+    watched(reuse, "compile_or_reuse", False)
     watch = Watch()
     torch.compile(fn, backend="lowc", dynamic=False)(*args)
     return {

@@ -35,4 +35,5 @@ def lowc_backend(
         keep=lowered_ops(cache),
         strict=chosen.strict_errors,
         fallback_random=chosen.fallback_random,
+        channels_last=chosen.layout == "auto" and chosen.numerics == "fast",
     )

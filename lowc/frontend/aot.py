@@ -19,6 +19,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from lowc.errors import InternalError, LowcError, OptionError
 from lowc.frontend import collectives, ranks
+from lowc.frontend.channels_last import to_channels_last
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.importer import import_graph
@@ -44,22 +45,37 @@ def compile_module(
     keep: Collection[str] = (),
     strict: bool = False,
     fallback_random: bool = False,
+    channels_last: bool = False,
 ) -> Callable[..., Any]:
     """A function that does what ``gm`` (a graph of torch calls, as Dynamo makes them) does, gradients included.
 
     ``compile_graph`` is called once for each graph that AOTAutograd makes of it: "inference", or "forward" and "backward".
     ``keep``: ops that are not to be taken apart, as ``aten.gelu.default``.  With ``strict``, a graph that cannot be imported
-    raises Unsupported.  With ``fallback_random``, random numbers are ATen's own.
+    raises Unsupported.  With ``fallback_random``, random numbers are ATen's own.  With ``channels_last``, convolutions on a CPU
+    get operands that lie so.
     """
     if any(isinstance(x, list | tuple | dict) for x in example_inputs):
-        again = partial(compile_module, compile_graph=compile_graph, keep=keep, strict=strict, fallback_random=fallback_random)
+        again = partial(
+            compile_module,
+            compile_graph=compile_graph,
+            keep=keep,
+            strict=strict,
+            fallback_random=fallback_random,
+            channels_last=channels_last,
+        )
         return flatten_graph_inputs(gm, example_inputs, again)
 
     log_recompile(gm)
 
     def compiler(name: str) -> Callable[..., Compiled]:
-        own = name == "inference" and not fallback_random
-        return lambda graph, _inputs: compile_fx_graph(graph, name, compile_graph, strict=strict, own_random=own)
+        whole = name == "inference"  # the others are parts of a graph that ``_partition`` has seen
+
+        def compiled(gm: fx.GraphModule, _inputs: Any) -> Compiled:
+            if whole:
+                _prepare(gm.graph, not fallback_random, channels_last)
+            return compile_fx_graph(gm, name, compile_graph, strict=strict)
+
+        return compiled
 
     # By this count DDP, which has parts of a graph compiled one by one, knows that AOTAutograd has seen a part.
     counters["aot_autograd"]["total"] += 1
@@ -71,7 +87,7 @@ def compile_module(
             fw_compiler=compiler("forward"),
             bw_compiler=_untraced(compiler("backward")),
             inference_compiler=compiler("inference"),
-            partition_fn=partial(_partition, own_random=not fallback_random),
+            partition_fn=partial(_partition, own_random=not fallback_random, channels_last=channels_last),
             decompositions=decompositions(keep, fallback_random=fallback_random),
             keep_inference_input_mutations=True,
         )
@@ -93,11 +109,9 @@ def _untraced(compiler: Callable[..., Compiled]) -> Callable[..., Compiled]:
 
 
 def compile_fx_graph(
-    gm: fx.GraphModule, name: str, compile_graph: CompileGraph, *, strict: bool = False, own_random: bool = False
+    gm: fx.GraphModule, name: str, compile_graph: CompileGraph, *, strict: bool = False
 ) -> Compiled:
     """Compiles one functional ATen graph; the result takes a list of inputs, which it may empty, and returns the outputs."""
-    if own_random:
-        replace_random_ops(gm.graph)
     merge_equal_nodes(gm.graph)
     drop_unused(gm.graph)
     if calls_functions(gm):
@@ -130,16 +144,23 @@ def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[
 
 
 def _partition(
-    joint: fx.GraphModule, inputs: Any, *, own_random: bool, num_fwd_outputs: int, **kwargs: Any
+    joint: fx.GraphModule, inputs: Any, *, own_random: bool, channels_last: bool, num_fwd_outputs: int, **kwargs: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     drop_unused(joint.graph)
-    if own_random:
-        replace_random_ops(joint.graph)
+    _prepare(joint.graph, own_random, channels_last)
     _see_through_detach(joint.graph)
     merge_equal_nodes(joint.graph)
     forward, backward = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
     keep_copies(forward, backward, num_fwd_outputs)
     return forward, backward
+
+
+def _prepare(graph: fx.Graph, own_random: bool, channels_last: bool) -> None:
+    """What is done to a whole graph, before it is parted."""
+    if own_random:
+        replace_random_ops(graph)
+    if channels_last:
+        to_channels_last(graph)
 
 
 def _see_through_detach(graph: fx.Graph) -> None:

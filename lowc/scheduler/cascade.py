@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from lowc.ir.index import Index, constant, upper_bound
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Acc, Alloc, For, If, Kernel, Stmt, Store, Update
-from lowc.ir.walk import stores
+from lowc.ir.walk import statements, stores
 from lowc.scheduler.apply import Block, Schedule
 from lowc.scheduler.sums import outer_rows, outer_sums
 
 CHAIN = 64  # additions in one accumulator before a block ends
+DOWN = 16  # where each turn adds once to a sum, as down a column: on lanes a sum of so many would be a tree, and as exact
 SLACK = 2  # chains up to so many times that long stay whole
 UNKNOWN = 1 << 20  # iterations of a loop of unknown extent
 
@@ -70,10 +71,12 @@ def _loop(loop: For, plan: list[Block]) -> dict[str, int]:
     apart = {s.buffer.name for s in stores(loop.body) if axis in index_atoms(s.index[0])}
     total = {name: count if name in apart else count * turns for name, count in each.items()}
     mine = {u.vars[0].name for u in outer_sums(loop)} | {b.name for b in outer_rows(loop)}
-    long = [name for name in mine if total.get(name, 0) > SLACK * CHAIN]
+    own = any(isinstance(s, Acc) or (isinstance(s, Alloc) and s.reducer) for s in statements(loop.body))
+    chain = DOWN if strip == 1 and not own and all(each.get(name, 1) == 1 for name in mine) else CHAIN
+    long = [name for name in mine if total.get(name, 0) > SLACK * chain]
     if not long or turns < 2:
         return total
-    size = strip * _turns(max(1, CHAIN // max(each[name] for name in long)), strip, axis.extent)
+    size = strip * _turns(max(1, chain // max(each[name] for name in long)), strip, axis.extent)
     sizes, blocks = [size], -(-most // size)
     while blocks > SLACK * CHAIN:
         sizes.append(CHAIN)
