@@ -7,6 +7,7 @@ from lowc.scheduler.ahead import Ahead, ahead
 from lowc.scheduler.apply import Primitive, at_loop
 from lowc.scheduler.dots import Dots, dots
 from lowc.scheduler.gather import Gather, gather
+from lowc.scheduler.gradient_blocks import GradientBlocks, gradient_blocks
 from lowc.scheduler.grid import Grid, grid
 from lowc.scheduler.online import Online, online
 from lowc.scheduler.online_dots import OnlineDots, online_dots
@@ -17,7 +18,7 @@ from lowc.scheduler.relay import Relayed, relayed
 from lowc.scheduler.settle import Settle, settle
 from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
-Blocks = Online | OnlineDots | Relayed
+Blocks = Online | OnlineDots | GradientBlocks | Relayed
 Step = Primitive | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Blocks
 
 
@@ -25,6 +26,8 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
     """``kernel`` with ``step`` carried out; raises ScheduleError if its meaning would not stay."""
     if isinstance(step, Ahead):
         return ahead(kernel, step)
+    if isinstance(step, GradientBlocks):
+        return gradient_blocks(kernel, step)
     body = kernel.body
     taken = names(body) | {p.name for p in (*kernel.params, *kernel.sizes)}
     if isinstance(step, Grid):
