@@ -1,7 +1,7 @@
 """Choosing whose attention is, and how tensor cores of a GPU do it.
 
 With option ``attention="auto"`` it is lowc's own where that was measured to be faster than what torch would call: on a GPU
-benchmarks/results/h200_attention.md, on a CPU ``choose_online.why_not``.
+benchmarks/results/h200_attention.md, on a CPU ``choose_online.why_not`` and, for gradients, ``choose_gradient.why_not``.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from lowc.ir.index import Index, constant
 from lowc.ir.nodes import For, Kernel
 from lowc.ir.types import DType
 from lowc.options import Options
-from lowc.scheduler import choose_online
+from lowc.scheduler import choose_gradient, choose_online
 from lowc.scheduler.attention import find, seen
 from lowc.scheduler.choose_tensor_cores import ABILITY, SHARED
 from lowc.scheduler.nest import estimate
@@ -77,7 +77,9 @@ def library(target: Target, options: Options) -> Whose:
         if target.kind != "nvptx":
             if options.attention == "own":
                 return ""
-            return OTHERS if wanted == "gradients" else choose_online.why_not(dtype, q, k, v, causal, target)
+            if wanted == "gradients":
+                return choose_gradient.why_not(dtype, q, v, target)
+            return choose_online.why_not(dtype, q, k, v, causal, target)
         if wanted == "gradients":
             return "lowc's own backward pass of attention is for CPUs"
         if ABILITY not in target.ops:

@@ -4,14 +4,16 @@ are with ``attention="auto"``: lowc's own where they were measured to be faster 
 Measured (``benchmarks/results/attention_cpu.md``): f32 and bf16 on AVX-512.  Whatever was not measured stays ATen's.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from lowc.ir.index import ONE, constant
+from lowc.ir.index import ONE, Index, constant
 from lowc.ir.nodes import PARALLEL, Buffer, For, Kernel, Kind, Launch, Module, Step
+from lowc.ir.types import DType, bf16, f32
 from lowc.ir.walk import Substitution, make_kernel, names
 from lowc.scheduler.attention_gradient import Side, find, whole
 from lowc.scheduler.choose import PARALLEL_WORK
-from lowc.scheduler.choose_online import HIGH, KEYS
+from lowc.scheduler.choose_online import FEW, HIGH, KEYS
 from lowc.scheduler.gradient_blocks import GradientBlocks
 from lowc.scheduler.nest import estimate, iterations, numel, step_reads, step_writes
 from lowc.scheduler.rename import apart
@@ -20,7 +22,20 @@ from lowc.target import Target
 
 APART, TOGETHER = 7, 5  # products of a block with a nest for queries and one for keys, and with one for both
 VECTORS = (4, 5, 3, 2, 1)  # of columns in a tile of sums across, best first
+NARROW, WIDE = 16, 256  # heads that were measured
 PARTNERS = 4  # steps between the two nests of an attention, at most
+
+
+def why_not(dtype: DType, q: Sequence[Index], v: Sequence[Index], target: Target) -> str:
+    """Why gradients of attention of queries [B, H, L, D] and values [B, H, S, E] are ATen's; "" for lowc's own."""
+    if target.vector_bits < 512 or dtype not in (f32, bf16):
+        return "a library's: lowc's own gradients were measured for f32 and bf16 on AVX-512 (there is option attention='own')"
+    if any((n := constant(size)) is None or not NARROW <= n <= WIDE or n % 16 for size in (q[-1], v[-1])):
+        return f"a library's: gradients for heads of {q[-1]} and {v[-1]} were not measured (there is option attention='own')"
+    rows = constant(q[-2])
+    if rows is not None and rows <= FEW:
+        return f"a library's: gradients for {rows} queries are slower by lowc's own (option attention='own')"
+    return ""
 
 
 def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[GradientBlocks, ...], ...]:
