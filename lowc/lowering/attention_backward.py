@@ -31,7 +31,7 @@ from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index, floordiv, ix
 from lowc.ir.nodes import Expr
 from lowc.ir.types import accumulate_dtype
-from lowc.lowering.attention import Attention, Outputs, check, scale_of, score_of, sharing
+from lowc.lowering.attention import Attention, Outputs, check, lines_of, scale_of, score_of, sharing
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op
 from lowc.lowering.values import Coords, Value
@@ -99,6 +99,8 @@ def _lowered(b: Builder, outs: Outputs, found: Backward, dropout: float) -> Resu
     asked = found.asked
     if found.grad.dtype != asked.q.dtype or found.out.dtype != asked.q.dtype or found.lse.dtype.kind != "f":
         raise NotLowered(f"gradients of {found.grad.dtype} of attention of {asked.q.dtype}")
+    if b.atomic and not b.alone and not lines_of(found.grad):
+        raise NotLowered("rows of a gradient begin at no multiple of 16 bytes")
     if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, "gradients"):
         raise NotLowered(why)
     results = [b.result(m) if isinstance(m, TensorMeta) and b.needs(n) else None for n, m in enumerate(outs)]

@@ -15,10 +15,11 @@ from lowc.scheduler.outward import Outward, outward
 from lowc.scheduler.pack import Pack, pack
 from lowc.scheduler.registers import Registers, registers
 from lowc.scheduler.relay import Relayed, relayed
+from lowc.scheduler.relay_gradient import RelayedGradient, relayed_gradient
 from lowc.scheduler.settle import Settle, settle
 from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
-Blocks = Online | OnlineDots | GradientBlocks | Relayed
+Blocks = Online | OnlineDots | GradientBlocks | Relayed | RelayedGradient
 Step = Primitive | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Blocks
 
 
@@ -44,6 +45,8 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
         body = at_loop(body, step.axis, lambda loop: tensor_cores(loop, step, taken))
     elif isinstance(step, Relayed):
         body = at_loop(body, step.axis, lambda loop: relayed(loop, step, taken))
+    elif isinstance(step, RelayedGradient):
+        body = at_loop(body, step.axis, lambda loop: relayed_gradient(loop, step, taken))
     elif isinstance(step, Online):
         body = at_loop(body, step.axis, lambda loop: online(loop, step, taken))
     elif isinstance(step, OnlineDots):

@@ -109,7 +109,7 @@ def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None
 
 def _tensor_cores(kernel: Kernel, target: Target) -> tuple[Kernel, ...]:
     """``kernel`` by the first way of doing it on tensor cores that is legal; nothing if there is none."""
-    for step in (*choose_tensor_cores.choices(kernel, target), *choose_attention.choices(kernel, target)):
+    for step in (*choose_tensor_cores.choices(kernel, target), *choose_attention.ways(kernel, target)):
         try:
             return (contract.apply(kernel, step),)
         except ScheduleError:
