@@ -60,14 +60,31 @@ def together(module: Module, target: Target, threads: bool) -> Module:
             other = steps[second]
             if not isinstance(other, Launch) or not _is_side(other):
                 continue
-            between = [s for s in steps[first:second] if s is not None]
-            if any(id(b) in {id(r) for r in step_reads(other)} for s in between for b in step_writes(s)):
+            if not _earlier(other, [s for s in steps[first:second] if s is not None]):
                 continue
             both = _both(one, other, target, threads)
             if both is not None:
                 steps[first], steps[second] = both, None
                 break
     return replace(module, steps=tuple([s for s in steps if s is not None]))
+
+
+def _earlier(step: Launch, before: Sequence[Step]) -> bool:
+    """Whether ``step`` may run before, or beside, all of ``before``."""
+    reads, writes = _touched(step)
+    for other in before:
+        their_reads, their_writes = _touched(other)
+        if their_writes & (reads | writes) or writes & their_reads:
+            return False
+    return True
+
+
+def _touched(step: Step) -> tuple[set[int], set[int]]:
+    """What of the module's memory ``step`` reads, and what it writes: by ``id``."""
+    params = zip(step.kernel.params, step.args, strict=True) if isinstance(step, Launch) else ()
+    arg = {id(p): id(a) for p, a in params}  # kernels in linear addresses have params of their own
+    reads, writes = ({arg.get(id(b), id(b)) for b in found} for found in (step_reads(step), step_writes(step)))
+    return reads, writes
 
 
 def _is_side(step: Launch) -> bool:

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from lowc.errors import ScheduleError
-from lowc.ir.nodes import For, Kernel, Kind, Launch, Module
+from lowc.ir.index import ix
+from lowc.ir.nodes import Buffer, For, Kernel, Kind, Launch, Module
 from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
+from lowc.ir.types import f32
 from lowc.ir.verify import verify_module
 from lowc.ir.walk import buffers, make_kernel, statements
 from lowc.options import Options
@@ -96,19 +98,25 @@ def test_text_is_read_back() -> None:
     assert print_kernel(parse_kernel(print_kernel(done))) == print_kernel(done)
 
 
+def nests(shape: Shape) -> tuple[list[Launch], dict[str, Buffer]]:
+    """A launch of each nest, on the same memory, by name."""
+    steps: list[Launch] = []
+    known: dict[str, Buffer] = {}
+    for nest in "qk":
+        kernel = gradients(shape, nest, True)
+        for param in kernel.params:
+            known.setdefault(param.name, param)
+        steps.append(Launch(kernel, tuple([known[p.name] for p in kernel.params])))
+    return steps, known
+
+
 @pytest.mark.parametrize("bits", X86)
 @pytest.mark.parametrize(
     ("shape", "kernels"), [((2, 2, 40, 70, 32), 1), ((1, 1, 70, 40, 16), 2), ((4, 2, "m", "m", 8), 1)], ids=str
 )
 def test_what_is_chosen(bits: int, shape: Shape, kernels: int) -> None:
     """Both nests are one kernel if there are heads for all cores; no rows of weights are left; what is chosen is legal."""
-    steps: list[Launch] = []
-    known: dict[str, Any] = {}
-    for nest in "qk":  # the same memory for both
-        kernel = gradients(shape, nest, True)
-        for param in kernel.params:
-            known.setdefault(param.name, param)
-        steps.append(Launch(kernel, tuple([known[p.name] for p in kernel.params])))
+    steps, known = nests(shape)
     temps = tuple([b for n, b in known.items() if n in LOCAL])
     inputs = tuple([b for n, b in known.items() if n not in LOCAL])
     module = Module("SCHEDULED", steps[0].kernel.sizes, (*inputs, *steps[0].kernel.sizes), temps, (), tuple(steps))
@@ -124,6 +132,20 @@ def test_what_is_chosen(bits: int, shape: Shape, kernels: int) -> None:
         assert isinstance(step, Launch)
         assert any(isinstance(s, For) and s.axis.name.startswith("turn") for s in statements(step.kernel.body))
         check(step.kernel, shape, {"m": 37}, causal=True)
+
+
+@pytest.mark.parametrize(("between", "apart"), [("delta", True), ("grad_k", True), ("other", False)])
+def test_what_lies_between_stays_there(between: str, apart: bool) -> None:
+    """A step between both nests that writes what the second one reads, or reads what it writes, keeps them apart."""
+    steps, known = nests((2, 2, 40, 70, 32))
+    buffers_ = {**known, "other": Buffer("other", f32, (ix(8),), (ix(1),))}
+    x = buffers_[between]
+    y = buffers_["other"]
+    text = "kernel f(x: f32[8], y: f32[8]) { for i in 8 { y[i] = x[i] } }" if between != "delta" else ""
+    copy = parse_kernel(text or "kernel f(x: f32[8], y: f32[8]) { for i in 8 { x[i] = y[i] } }")
+    y = Buffer("result", f32, (ix(8),), (ix(1),)) if between == "other" else y
+    module = Module("SCHEDULED", (), (*buffers_.values(), y), (), (), (steps[0], Launch(copy, (x, y)), steps[1]))
+    assert len(choose_gradient.together(module, X86[512], True).steps) == (3 if apart else 2)
 
 
 def test_large_heads_are_no_choice() -> None:
