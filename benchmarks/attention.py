@@ -4,6 +4,7 @@
     python -m benchmarks.attention --dtype bfloat16 --only causal
     python -m benchmarks.attention --threads 1              by the time of the thread, which neighbours disturb less
     python -m benchmarks.attention --inductor               torch's compiler as well, of the formula (a C++ compiler is needed)
+    python -m benchmarks.attention --backward               gradients of queries, keys and values (Inductor calls ATen's)
 
 All sides run in one process, round by round in turn, with the same settings of the allocator; the table has the median of each
 and the ratio of medians.  Each shape is a process of its own.  Errors are those of the whole result against float64.
@@ -92,6 +93,58 @@ SHAPES: dict[str, Shape] = {
 }
 
 
+BACKWARD: dict[str, Shape] = {
+    "bert 1x12x128x64": Shape(1, 12, 128, 128, 64),
+    "gpt2 1x12x128x64 causal": Shape(1, 12, 128, 128, 64, "causal"),
+    "vit 2x12x197x64": Shape(2, 12, 197, 197, 64),
+    "1x8x512x64": Shape(1, 8, 512, 512, 64),
+    "1x8x512x64 causal": Shape(1, 8, 512, 512, 64, "causal"),
+    "1x8x512x64 bias": Shape(1, 8, 512, 512, 64, "bias"),
+    "1x8x512x128": Shape(1, 8, 512, 512, 128),
+    "1x8x512x128 causal": Shape(1, 8, 512, 512, 128, "causal"),
+    "1x12x1024x64": Shape(1, 12, 1024, 1024, 64),
+    "1x12x1024x64 causal": Shape(1, 12, 1024, 1024, 64, "causal"),
+    "1x4x2048x64": Shape(1, 4, 2048, 2048, 64),
+    "1x4x2048x64 causal": Shape(1, 4, 2048, 2048, 64, "causal"),
+    "1x4x2048x128": Shape(1, 4, 2048, 2048, 128),
+    "1x4x2048x128 causal": Shape(1, 4, 2048, 2048, 128, "causal"),
+    "one head 1x1x512x64": Shape(1, 1, 512, 512, 64),
+    "one head 1x1x512x64 causal": Shape(1, 1, 512, 512, 64, "causal"),
+    "small 2x4x32x32": Shape(2, 4, 32, 32, 32),
+}
+
+
+def gradients(shape: Shape) -> Callable[..., tuple[Tensor, ...]]:
+    """ATen's op for the gradients of ``shape``, of (grad, q, k, v, out, logsumexp, mask)."""
+    causal = shape.mask == "causal"
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+    def backward(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
+        q, k, v, out, sums, *mask = args
+        return op(grad, q, k, v, out, sums, 0.0, causal, attn_mask=mask[0] if mask else None)
+
+    return backward
+
+
+def measure_backward(name: str, dtype: torch.dtype, threads: int) -> dict[str, Any]:
+    """As ``measure``, of gradients; errors are the largest of the three."""
+    torch.manual_seed(0)
+    if threads:
+        torch.set_num_threads(threads)
+    shape = BACKWARD[name]
+    q, k, v, *mask = shape.made(dtype)
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    out, sums = forward(q, k, v, 0.0, shape.mask == "causal", attn_mask=mask[0] if mask else None)
+    args = (torch.randn(out.shape).to(dtype), q, k, v, out, sums, *mask)
+    sides: dict[str, Callable[..., Any]] = {"eager": gradients(shape)}
+    for whose in ("library", "own"):
+        options: dict[str, str | int | bool] = {"attention": whose, "strict_errors": True, "cache": False}
+        sides[whose] = torch.compile(gradients(shape), backend="lowc", options=options, fullgraph=True)
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    exact = torch.autograd.grad(shape.function()(*leaves, *(m.double() for m in mask)), leaves, args[0].double())
+    return timed(sides, args, exact, threads, BLOCK)
+
+
 def measure(name: str, dtype: torch.dtype, threads: int, inductor: bool) -> dict[str, Any]:
     """Milliseconds of a call, median and least, for "eager", "library" (ATen's, called by lowc), "own" and
     perhaps "inductor", and the errors against float64."""
@@ -112,7 +165,8 @@ def measure(name: str, dtype: torch.dtype, threads: int, inductor: bool) -> dict
 
 def markdown(results: dict[str, dict[str, Any]], given: argparse.Namespace) -> str:
     head = ["attention", "eager ms", "library ms", "own ms", "eager / own", "library / own", "error own / eager"]
-    head += ["Inductor ms", "Inductor / own"] if given.inductor else []
+    inductor = given.inductor and not given.backward
+    head += ["Inductor ms", "Inductor / own"] if inductor else []
     rows: list[list[str]] = []
     for name, row in results.items():
         if "error" in row:
@@ -130,7 +184,7 @@ def markdown(results: dict[str, dict[str, Any]], given: argparse.Namespace) -> s
                 f"{own['error'] / max(eager['error'], 1e-30):.2f}",
             ]
         )
-        if given.inductor:
+        if inductor:
             rows[-1] += [f"{row['inductor']['median_ms']:.3f}", f"{row['inductor']['median_ms'] / own['median_ms']:.2f}"]
     return titled(table(head, rows), given)
 
@@ -138,11 +192,16 @@ def markdown(results: dict[str, dict[str, Any]], given: argparse.Namespace) -> s
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("--backward", action="store_true")
     given = parser.parse_args()
+    if given.one and given.backward:
+        print(json.dumps(measure_backward(given.one, getattr(torch, given.dtype), given.threads)))
+        return
     if given.one:
         print(json.dumps(measure(given.one, getattr(torch, given.dtype), given.threads, given.inductor)))
         return
-    results = each("benchmarks.attention", SHAPES, given, *(["--inductor"] if given.inductor else []))
+    more = [f"--{n}" for n in ("inductor", "backward") if getattr(given, n)]
+    results = each("benchmarks.attention", BACKWARD if given.backward else SHAPES, given, *more)
     shown(markdown(results, given), "Attention on the CPU", given.out)
 
 

@@ -14,6 +14,9 @@ The hardware wants the left factor in registers as it leaves sums there, so that
 were; ``owner`` and ``number`` say who holds row ``row(t, r)`` of it at depth ``i``.  Several such pipelines in turn have tiles of
 the same shapes.
 
+There may be two first products, of two resident tiles, and one or two second ones, of several things held; each takes one of
+the tiles of a turn, and a tile may be taken by a first and by a second one.
+
 Four neighbouring threads have a row; they combine what they hold of it by a Quad:
 
     for t in 256 thread(256) { for h in 2 instr(quad) { for n in 4 { all[t, h] max= part[t // 4 * 4 + n, h] } } }
@@ -21,6 +24,7 @@ Four neighbouring threads have a row; they combine what they hold of it by a Qua
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lowc.ir.index import Index, constant, floordiv, ix, mod
 from lowc.ir.nodes import Alloc, Buffer, For, Let, Load, Op, Stmt, Store
@@ -39,6 +43,7 @@ from lowc.ir.tiles import (
 )
 from lowc.ir.walk import statements
 
+Product = TypeVar("Product")
 QUAD = "quad"
 FOUR = 4  # threads that have a row of sums
 
@@ -79,22 +84,28 @@ class Quad:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turns:
-    """``loop``, a pipeline: ``fills`` of the tiles of both products, then ``first``, ``work`` (thread loops, lets), ``second``.
-    ``local``: memory of threads that is declared in it."""
+    """``loop``, a pipeline: ``fills`` of two tiles, then ``firsts``, ``work`` (thread loops, lets), ``seconds``.  ``local``:
+    memory of threads that is declared in it."""
 
     loop: For
     fills: tuple[Fill, Fill]
     local: tuple[Alloc, ...]
-    first: TileProduct
+    firsts: tuple[TileProduct, ...]
     work: tuple[For | Let, ...]
-    second: HeldProduct
+    seconds: tuple[HeldProduct, ...]
+
+    @property
+    def simple(self) -> bool:
+        """Whether the first tile is of the only first product, the second one of the only second product."""
+        rights = [p.right for p in (*self.firsts, *self.seconds)]
+        return len(rights) == 2 and rights[0] is self.fills[0].tile and rights[1] is self.fills[1].tile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relay:
-    """``resident``: the fill of the left factor of the first products; ``turns``: pipelines one after the other."""
+    """``residents``: the fills of the left factors of the first products; ``turns``: pipelines one after the other."""
 
-    resident: Fill
+    residents: tuple[Fill, ...]
     turns: tuple[Turns, ...]
 
 
@@ -164,18 +175,32 @@ def turns(loop: Stmt) -> Turns | None:
     if any(isinstance(s, Alloc) for s in rest) or len(tiles) != 2 or len(rest) < 5:
         return None
     fills = fill(rest[0]), fill(rest[1])
-    first, second = tile_product(rest[2]), held_product(rest[-1])
-    work = tuple([s for s in rest[3:-1] if isinstance(s, Let) or (isinstance(s, For) and s.kind.name == "thread")])
-    if fills[0] is None or fills[1] is None or first is None or second is None or len(work) != len(rest) - 4:
+    firsts = _several([tile_product(s) for s in rest[2:4]])
+    seconds = _several([held_product(s) for s in reversed(rest[-2:])])
+    if fills[0] is None or fills[1] is None or not firsts or not seconds:
         return None
-    if fills[0].tile is not tiles[0] or fills[1].tile is not tiles[1]:
+    inside = rest[2 + len(firsts) : len(rest) - len(seconds)]
+    work = tuple([s for s in inside if isinstance(s, Let) or (isinstance(s, For) and s.kind.name == "thread")])
+    if len(work) < len(inside) or fills[0].tile is not tiles[0] or fills[1].tile is not tiles[1]:
         return None
-    if first.right is not tiles[0] or second.right is not tiles[1] or first.rows != first.high or first.threads != second.threads:
+    products = (*firsts, *seconds)
+    if {id(p.right) for p in products} != {id(t) for t in tiles} or len({p.threads for p in products}) > 1:
         return None
     local = tuple([s for s in allocs if s.buffer.space == "local"])
-    if not any(s.buffer is first.sums and s.reducer == "add" for s in local):
+    unset = {id(s.buffer) for s in local if s.reducer == "add"}
+    if any(p.rows != p.high or id(p.sums) not in unset for p in firsts):
         return None
-    return Turns(loop, (fills[0], fills[1]), local, first, work, second)
+    return Turns(loop, (fills[0], fills[1]), local, firsts, work, tuple(reversed(seconds)))
+
+
+def _several(found: Sequence[Product | None]) -> tuple[Product, ...]:
+    """Those before the first that is None."""
+    out: list[Product] = []
+    for each in found:
+        if each is None:
+            break
+        out.append(each)
+    return tuple(out)
 
 
 def relay(body: Sequence[Stmt]) -> Relay | None:
@@ -185,18 +210,18 @@ def relay(body: Sequence[Stmt]) -> Relay | None:
     each = tuple([f for f in found if f is not None])
     if not loops or len(each) < len(found):
         return None
-    resident = [f for f in map(fill, body) if f is not None]
+    residents = tuple([f for f in map(fill, body) if f is not None])
     first = each[0]
-    if len(resident) != 1 or any(f.first.left is not resident[0].tile for f in each):
+    if any({id(p.left) for p in f.firsts} != {id(r.tile) for r in residents} for f in each):
         return None
     for other in each[1:]:
-        same = (other.second.held, other.second.sums) == (first.second.held, first.second.sums)
-        if not same or other.loop.kind.width != first.loop.kind.width:
+        ours, theirs = ([(p.held, p.sums) for p in f.seconds] for f in (first, other))
+        if ours != theirs or other.simple != first.simple or other.loop.kind.width != first.loop.kind.width:
             return None
         pairs = [(a.tile, b.tile) for a, b in zip(first.fills, other.fills, strict=True)]
         if any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
             return None
-    return Relay(resident[0], each)
+    return Relay(residents, each)
 
 
 def block_body(body: Sequence[Stmt]) -> Sequence[Stmt]:

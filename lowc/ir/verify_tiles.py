@@ -30,7 +30,7 @@ def broken(kernel: Kernel) -> Broken:
     inside = {id(s) for loop in (*loops, *out) for s in statements(loop.body)}
     found_relay = relay(block_body(kernel.body))
     if found_relay is not None:
-        inside.add(id(found_relay.resident.loops[0]))
+        inside.update(id(f.loops[0]) for f in found_relay.residents)
     for stmt in statements(kernel.body):
         if isinstance(stmt, For) and stmt.kind.name == "instr":
             if stmt.kind.key not in (*FILLS, WGMMA, QUAD):
@@ -59,22 +59,25 @@ def broken(kernel: Kernel) -> Broken:
 
 
 def _relay(kernel: Kernel, found: Relay) -> Broken:
-    for each in (found.resident, *(f for t in found.turns for f in t.fills)):
+    for each in (*found.residents, *(f for t in found.turns for f in t.fills)):
         if each.key != TMA or box(each) is None:
             return each.loops[0], f"what fills {each.tile.name} is no box of a buffer"
     if any(isinstance(s, For) and s.kind.name == "teams" for s in statements(kernel.body)):
         return found.turns[0].loop, "teams that multiply twice"
     own: list[tuple[For, Collection[Buffer]]] = [(t.loop, [f.tile for f in t.fills]) for t in found.turns]
     for each in found.turns:
-        tiles = {id(f.tile) for f in each.fills} | {id(found.resident.tile)}
+        tiles = {id(f.tile) for f in (*each.fills, *found.residents)}
         for stmt in statements(each.work):
             if any(id(load.buffer) in tiles for load in _loads(stmt)):
                 return stmt, "a tile of a pipeline is read by threads"
-    fills = {id(s) for s in statements((found.resident.loops[0], *(t.first.loop for t in found.turns)))}
+    firsts = [p.loop for t in found.turns for p in t.firsts]
+    fills = {id(s) for s in statements((*(f.loops[0] for f in found.residents), *firsts))}
+    residents = {id(f.tile): f.tile.name for f in found.residents}
     for stmt in statements(kernel.body):
         touched = [load.buffer for load in _loads(stmt)] + ([stmt.buffer] if isinstance(stmt, Store) else [])
-        if id(stmt) not in fills and any(b is found.resident.tile for b in touched):
-            return stmt, f"{found.resident.tile.name} is the left factor of products alone"
+        name = next((residents[id(b)] for b in touched if id(b) in residents), "")
+        if id(stmt) not in fills and name:
+            return stmt, f"{name} is the left factor of products alone"
     return _outlets(kernel) or _own(kernel, own)
 
 

@@ -12,11 +12,11 @@
     }
 
     for b, h / G, j {                                           # rows of keys, over all queries of the heads that share them
-      for i in G * L {
-        s, g likewise; weights[…, i] = bf16(exp(score(s) - logsumexp)); slopes[…, i] = bf16(weight * (g - delta))
-      }
-      for e in E { acc a; for i { a add= product(f32(weights[…, i]), f32(grad[b, h, i, e])) }; grad_v[…, e] = a }
-      for d in D { acc a; for i { a add= product(f32(slopes[…, i]), f32(q[b, h, i, d])) }; grad_k[…, d] = a * scale }
+      for g in G { for i in L {                                 # h = h / G * G + g
+        s, g likewise; weights[…, g, i] = bf16(exp(score(s) - logsumexp)); slopes[…, g, i] = bf16(weight * (g - delta))
+      } }
+      for e in E { acc a; for g, i { a add= product(f32(weights[…, g, i]), f32(grad[b, h, i, e])) }; grad_v[…, e] = a }
+      for d in D { acc a; for g, i { a add= product(f32(slopes[…, g, i]), f32(q[b, h, i, d])) }; grad_k[…, d] = a * scale }
     }
 
 So nothing is added up in memory, and gradients are the same in every run.  Weights and slopes of f16 and bf16 operands are
@@ -28,10 +28,10 @@ from dataclasses import dataclass
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import Index, floordiv, ix, mod
+from lowc.ir.index import Index, floordiv, ix
 from lowc.ir.nodes import Expr
 from lowc.ir.types import accumulate_dtype
-from lowc.lowering.attention import Attention, Outputs, check, scale_of, score_of, sharing
+from lowc.lowering.attention import Attention, Outputs, check, lines_of, scale_of, score_of, sharing
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op
 from lowc.lowering.values import Coords, Value
@@ -99,6 +99,8 @@ def _lowered(b: Builder, outs: Outputs, found: Backward, dropout: float) -> Resu
     asked = found.asked
     if found.grad.dtype != asked.q.dtype or found.out.dtype != asked.q.dtype or found.lse.dtype.kind != "f":
         raise NotLowered(f"gradients of {found.grad.dtype} of attention of {asked.q.dtype}")
+    if b.atomic and not b.alone and not lines_of(found.grad):
+        raise NotLowered("rows of a gradient begin at no multiple of 16 bytes")
     if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, "gradients"):
         raise NotLowered(why)
     results = [b.result(m) if isinstance(m, TensorMeta) and b.needs(n) else None for n, m in enumerate(outs)]
@@ -170,27 +172,22 @@ def _of_keys(b: Builder, found: Backward, delta: Value, of_key: Value | None, of
     asked = found.asked
     rows, each, wide = asked.q.shape[2], sharing(asked), accumulate_dtype(asked.q.dtype)
     shape = asked.k.shape[:3]
-    several = each * rows
     wanted = (("weights", of_value), ("slopes", of_key))
-    kept = [b.temp(asked.q.dtype, (*shape, several), name=n) if r else None for n, r in wanted]
+    kept = [b.temp(asked.q.dtype, (*shape, each, rows), name=n) if r else None for n, r in wanted]
     with b.kernel(), b.loops(shape, range(3)) as place:
         key = (place[0], place[1], place[2])
-
-        def query(i: Index) -> Coords:
-            return key[0], key[1] * each + floordiv(i, rows), mod(i, rows)
-
-        with b.loop(several, "i") as i:
-            values = _weight_and_slope(b, found, delta, query(i), key, True)
+        with b.loop(each, "g") as g, b.loop(rows, "i") as i:
+            values = _weight_and_slope(b, found, delta, (key[0], key[1] * each + g, i), key, True)
             for memory, value in zip(kept, values, strict=True):
                 if memory is not None:
-                    b.store(memory, (*key, i), value)
+                    b.store(memory, (*key, g, i), value)
         factors = ((kept[0], found.grad, of_value, None), (kept[1], asked.q, of_key, scale_of(asked, wide)))
         for memory, factor, result, scale in factors:
             if memory is None or result is None:
                 continue
             with b.loop(factor.shape[3], "e") as e:
                 total = b.acc("add", wide)
-                with b.loop(several, "i") as i:
-                    a, c = b.load(memory, (*key, i)), b.load(factor, (*query(i), e))
+                with b.loop(each, "g") as g, b.loop(rows, "i") as i:
+                    a, c = b.load(memory, (*key, g, i)), b.load(factor, (key[0], key[1] * each + g, i, e))
                     b.update(total, "add", op("product", cast(a, wide), cast(c, wide)))
                 b.store(result, (*key, e), total[0] if scale is None else op("mul", total[0], scale))

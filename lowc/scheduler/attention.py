@@ -111,7 +111,21 @@ def seen(found: Attention) -> tuple[Index | None, Expr]:
 
     ``select(j <= i + 3, x, -inf)`` is (i + 4, x).
     """
-    score = found.score
+    room, inner = sight(found.score)
+    if room is None:
+        return None, inner
+    step, limit = split(room, found.keys)
+    if step != ix(-1) or depends_on(limit, found.keys):
+        return None, found.score
+    return limit, inner
+
+
+def sight(score: Expr) -> tuple[Index | None, Expr]:
+    """(an index that is positive where a key is seen, the score where it is), by the outermost mask of ``score``; (None, the
+    score) if there is none.
+
+    ``select(j <= i + 3, x, -inf)`` is (i + 4 - j, x).
+    """
     if not isinstance(score, Op) or score.name != "select" or not _is_constant(score.args[2], float("-inf")):
         return None, score
     condition = score.args[0]
@@ -122,11 +136,7 @@ def seen(found: Attention) -> tuple[Index | None, Expr]:
         return None, score
     if condition.name in ("ge", "gt"):
         low, high = high, low
-    room = high - low + (1 if condition.name in ("le", "ge") else 0)  # positive where the key is seen
-    step, limit = split(room, found.keys)
-    if step != ix(-1) or depends_on(limit, found.keys):
-        return None, score
-    return limit, score.args[1]
+    return high - low + (1 if condition.name in ("le", "ge") else 0), score.args[1]
 
 
 # ---------------------------------------------------------------- the three loops
@@ -142,11 +152,11 @@ def _scores(loop: For, top: Var) -> tuple[Var, Axis, tuple[Expr, Expr], Expr, St
         return None
     if acc.reducer != "add" or update.vars[0].name != top.name or update.mask is not None or not _is_plain(store):
         return None
-    factors = _factors(depth, acc.vars[0])
+    pair = factors(depth, acc.vars[0])
     value, score = folded(body[2:-2], store.value), folded(body[2:-2], update.values[0])
-    if factors is None or not same(value, score):
+    if pair is None or not same(value, score):
         return None
-    return acc.vars[0], depth.axis, factors, score, store
+    return acc.vars[0], depth.axis, pair, score, store
 
 
 def _weights(loop: For, keys: Axis, kept: Store, shift: Var, total: Var) -> Store | None:
@@ -181,10 +191,10 @@ def _mixed(loop: For, keys: Axis, weights: Store) -> tuple[Var, Expr, tuple[Stmt
         return None
     if not all(isinstance(s, Let | Store) for s in body[2:]) or body[1].axis.extent != keys.extent:
         return None
-    factors = _factors(body[1], body[0].vars[0])
-    if factors is None:
+    pair = factors(body[1], body[0].vars[0])
+    if pair is None:
         return None
-    weight, value = factors
+    weight, value = pair
     if isinstance(weight, Op) and weight.name == "cast" and weight.dtype == body[0].vars[0].dtype:
         weight = weight.args[0]
     if not _reads(weight, body[1].axis, keys, weights):
@@ -192,7 +202,7 @@ def _mixed(loop: For, keys: Axis, weights: Store) -> tuple[Var, Expr, tuple[Stmt
     return body[0].vars[0], Substitution({body[1].axis: ix(keys)}).expr(value), tuple(body[2:])
 
 
-def _factors(loop: For, total: Var) -> tuple[Expr, Expr] | None:
+def factors(loop: For, total: Var) -> tuple[Expr, Expr] | None:
     """The factors of the sum of products that ``loop`` adds up."""
     update = loop.body[-1] if loop.body else None
     if not isinstance(update, Update) or update.vars[0].name != total.name or update.mask is not None:

@@ -11,7 +11,6 @@ from lowc.errors import ScheduleError
 from lowc.ir.index import (
     ONE,
     Atom,
-    Axis,
     Index,
     constant,
     depends_on,
@@ -22,17 +21,15 @@ from lowc.ir.index import (
     mod,
     split,
 )
-from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Load, Op, Stmt, Store, Var
-from lowc.ir.types import DType, bool_
-from lowc.ir.walk import Substitution, map_statements
+from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Load, Op, Stmt, Store
+from lowc.ir.types import bool_
+from lowc.ir.walk import Substitution
 from lowc.scheduler.attention import Attention, find, seen
-from lowc.scheduler.conflict import bind
-from lowc.scheduler.nest import nested, numel
-from lowc.scheduler.registers import Registers, registers
-from lowc.scheduler.rename import coordinate, coordinates, fresh, let
+from lowc.scheduler.nest import numel
+from lowc.scheduler.rename import coordinates
+from lowc.scheduler.scratch import Scratch
 
 Turn = Callable[[Index, Index, Expr], Sequence[Stmt]]
-End = Callable[[Store], Store]
 
 
 def attention(loop: For) -> Attention:
@@ -47,13 +44,13 @@ def attention(loop: For) -> Attention:
     return found
 
 
-class Blocks:
+class Blocks(Scratch):
     """``at``: what axes of ``found`` are; ``first``: the first row of the block; ``size``: keys at a time; ``limit``: how many
     keys a row sees, one more than the row before (None: all), and ``inner`` the score where it does see one."""
 
     def __init__(self, found: Attention, size: int, lanes: int, taken: set[str]) -> None:
-        self.found, self.size, self.lanes, self.taken = found, size, lanes, taken
-        self.dtype = found.product.dtype
+        super().__init__(found.product.dtype, lanes, taken)
+        self.found, self.size = found, size
         self.rows = None if found.rows is None else found.rows.axis
         self.batch = [f.axis for f in found.outer if f is not found.rows]
         self.limit, self.inner = seen(found)
@@ -61,20 +58,6 @@ class Blocks:
             self.limit, self.inner = None, found.score
         self.at: dict[Atom, Index] = {}
         self.first = ix(0)
-
-    # ------------------------------------------------------------ names
-
-    def axis(self, name: str, extent: int | Index) -> Axis:
-        return Axis(fresh(name, self.taken), ix(extent))
-
-    def array(self, name: str, count: int, dtype: DType | None = None) -> Buffer:
-        return Buffer(fresh(name, self.taken), dtype or self.dtype, (ix(count),), (ONE,), "local")
-
-    def named(self, name: str, index: Index, lets: list[Stmt]) -> Index:
-        return coordinate(name, index, self.taken, lets)
-
-    def let(self, name: str, value: Expr, body: list[Stmt]) -> Var:
-        return let(name, value, self.taken, body)
 
     # ------------------------------------------------------------ loops
 
@@ -120,13 +103,6 @@ class Blocks:
             out.append(For(number, (*lets, *turn(start, minimum(size, count), self.found.score))))
         return tuple(out)
 
-    def bound(self, loop: For) -> For:
-        """``loop`` on lanes, if it can be."""
-        try:
-            return bind(loop, Kind("vector", self.lanes))
-        except ScheduleError:
-            return loop
-
     # ------------------------------------------------------------ rows
 
     def grown(self, top: Expr, best: Expr) -> tuple[list[Stmt], Expr, Expr, Expr]:
@@ -145,18 +121,6 @@ class Blocks:
     def known(self, top: Expr, total: Expr) -> dict[str, Expr]:
         """What results of a row are made of."""
         return {self.found.total.name: total, self.found.shift.name: self.shift(top)}
-
-    # ------------------------------------------------------------ products
-
-    def product(
-        self, axes: tuple[Axis, Axis, Axis], add: Store, tile: tuple[int, int], roomy: tuple[str, ...], end: End
-    ) -> tuple[Stmt, ...]:
-        """The sums of products, over depth, rows and columns, by tiles of registers, each of which goes to memory as ``end``
-        makes it of an addition; tiles stay within memory called ``roomy``."""
-        (loop,) = nested(axes, (add,))
-        assert isinstance(loop, For)
-        body = registers(loop, Registers(axes[0].name, *tile, self.lanes, roomy), self.taken)
-        return map_statements(body, lambda s: (end(s),) if isinstance(s, Store) and s.buffer is add.buffer else (s,))
 
     def narrowed(self, weight: Expr) -> Expr:
         """``weight`` as it is multiplied."""

@@ -1,7 +1,7 @@
 """Choosing whose attention is, and how tensor cores of a GPU do it.
 
 With option ``attention="auto"`` it is lowc's own where that was measured to be faster than what torch would call: on a GPU
-benchmarks/results/h200_attention.md, on a CPU ``choose_online.why_not``.
+benchmarks/results/h200_attention.md, on a CPU ``choose_online.why_not`` and, for gradients, ``choose_gradient.why_not``.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,11 +10,12 @@ from lowc.ir.index import Index, constant
 from lowc.ir.nodes import For, Kernel
 from lowc.ir.types import DType
 from lowc.options import Options
-from lowc.scheduler import choose_online
+from lowc.scheduler import attention_gradient, choose_gradient, choose_online
 from lowc.scheduler.attention import find, seen
 from lowc.scheduler.choose_tensor_cores import ABILITY, SHARED
 from lowc.scheduler.nest import estimate
 from lowc.scheduler.relay import WIDEST, Relayed
+from lowc.scheduler.relay_gradient import RelayedGradient
 from lowc.scheduler.relay_tiles import PIECE
 from lowc.target import Target
 
@@ -27,6 +28,11 @@ FULL = 3  # blocks for each multiprocessor; with fewer nothing was measured
 LEAST = {(128, True): 1024, (64, True): 4096, (128, False): 4096, (64, False): 16384}  # rows, by width of a head and mask
 OTHERS = "a library's (lowc's own with option attention='own')"
 ROWS = 64  # of queries, for each 128 threads
+
+
+def ways(kernel: Kernel, target: Target) -> tuple[Relayed | RelayedGradient, ...]:
+    """Ways to do ``kernel``, attention or a gradient of it, on tensor cores, best first; none if it is neither."""
+    return (*choices(kernel, target), *gradients(kernel, target))
 
 
 def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
@@ -50,6 +56,25 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
         if shared(deep, wide, groups, keys, stages, strips) <= SHARED
     ]
     return tuple(fitting[:TRIES])
+
+
+def gradients(kernel: Kernel, target: Target) -> tuple[RelayedGradient, ...]:
+    """Ways to do ``kernel`` if that is a gradient of attention of 16-bit factors, best first; none if it is none.
+
+    What adds up of rows is in registers, so that wide heads have fewer others at a time.
+    """
+    if ABILITY not in target.ops or len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
+        return ()
+    side = attention_gradient.find(kernel.body[0])
+    if side is None or side.near is None:
+        return ()
+    columns = sum(constant(m.columns.extent) or WIDEST + 1 for m in side.mixes)
+    if columns > WIDEST:
+        return ()
+    spans = sum(-(-(constant(p.depth.extent) or WIDEST) // 64) * 64 for p in side.products)
+    most = 48 if len(side.mixes) > 1 and columns > WIDEST // 2 else 64
+    fitting = [n for n in (64, 48, 32) if n <= most and 2 * spans * (2 * ROWS + 2 * n) + 1024 <= SHARED]
+    return tuple([RelayedGradient(side.outer[0].axis.name, 2, n, 2) for n in fitting])
 
 
 def shared(deep: int, wide: int, groups: int, keys: int, stages: int, strips: int) -> int:
@@ -77,9 +102,9 @@ def library(target: Target, options: Options) -> Whose:
         if target.kind != "nvptx":
             if options.attention == "own":
                 return ""
-            return OTHERS if wanted == "gradients" else choose_online.why_not(dtype, q, k, v, causal, target)
-        if wanted == "gradients":
-            return "lowc's own backward pass of attention is for CPUs"
+            if wanted == "gradients":
+                return choose_gradient.why_not(dtype, q, v, target)
+            return choose_online.why_not(dtype, q, k, v, causal, target)
         if ABILITY not in target.ops:
             return f"lowc's own is for compute capability 9.0, not {target.cpu}"
         if dtype.bits != 16:
@@ -90,9 +115,11 @@ def library(target: Target, options: Options) -> Whose:
             return "rows of a factor begin at no multiple of 16 bytes"
         if constant(q[-2]) in (0, 1) or constant(k[-2]) in (0, 1):
             return "one query, or one key"
+        if wanted == "gradients" and (q[1] != k[1] or (constant(q[-1]) or 0) + (constant(v[-1]) or 0) > WIDEST):
+            return f"heads that share keys, or of {q[-1]} and {v[-1]}; lowc's own gradients have {WIDEST} columns together"
         if options.attention == "own":
             return ""
-        if biased or wanted == "sums":
+        if biased or wanted != "result":
             return OTHERS
         return "" if _faster(q, k, v, causal, target.cores) else OTHERS
 

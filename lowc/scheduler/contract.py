@@ -7,6 +7,7 @@ from lowc.scheduler.ahead import Ahead, ahead
 from lowc.scheduler.apply import Primitive, at_loop
 from lowc.scheduler.dots import Dots, dots
 from lowc.scheduler.gather import Gather, gather
+from lowc.scheduler.gradient_blocks import GradientBlocks, gradient_blocks
 from lowc.scheduler.grid import Grid, grid
 from lowc.scheduler.online import Online, online
 from lowc.scheduler.online_dots import OnlineDots, online_dots
@@ -14,10 +15,11 @@ from lowc.scheduler.outward import Outward, outward
 from lowc.scheduler.pack import Pack, pack
 from lowc.scheduler.registers import Registers, registers
 from lowc.scheduler.relay import Relayed, relayed
+from lowc.scheduler.relay_gradient import RelayedGradient, relayed_gradient
 from lowc.scheduler.settle import Settle, settle
 from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
-Blocks = Online | OnlineDots | Relayed
+Blocks = Online | OnlineDots | GradientBlocks | Relayed | RelayedGradient
 Step = Primitive | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Blocks
 
 
@@ -25,6 +27,8 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
     """``kernel`` with ``step`` carried out; raises ScheduleError if its meaning would not stay."""
     if isinstance(step, Ahead):
         return ahead(kernel, step)
+    if isinstance(step, GradientBlocks):
+        return gradient_blocks(kernel, step)
     body = kernel.body
     taken = names(body) | {p.name for p in (*kernel.params, *kernel.sizes)}
     if isinstance(step, Grid):
@@ -41,6 +45,8 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
         body = at_loop(body, step.axis, lambda loop: tensor_cores(loop, step, taken))
     elif isinstance(step, Relayed):
         body = at_loop(body, step.axis, lambda loop: relayed(loop, step, taken))
+    elif isinstance(step, RelayedGradient):
+        body = at_loop(body, step.axis, lambda loop: relayed_gradient(loop, step, taken))
     elif isinstance(step, Online):
         body = at_loop(body, step.axis, lambda loop: online(loop, step, taken))
     elif isinstance(step, OnlineDots):

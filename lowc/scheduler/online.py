@@ -28,10 +28,9 @@ from dataclasses import dataclass
 from lowc.errors import ScheduleError
 from lowc.ir.index import Axis, Index, constant, floordiv, ix, maximum, minimum, mod, multiple_of, split
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Let, Load, Op, Stmt, Store
+from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Load, Op, Stmt, Store
 from lowc.ir.types import bool_
 from lowc.ir.walk import Substitution, parts, rewrite
-from lowc.scheduler.apply import Tile, tiled
 from lowc.scheduler.attention import Attention
 from lowc.scheduler.attention_blocks import Blocks, attention, greater, settled, shrunk, zeroed
 from lowc.scheduler.contraction import contiguous
@@ -82,14 +81,6 @@ class _Online(Blocks):
         """Where (``across``, ``row``) is in an array of panels [count][rows of a panel]."""
         return floordiv(row, ix(self.wide)) * (count * self.wide) + across * self.wide + mod(row, ix(self.wide))
 
-    def vectors(self, body: Callable[[Index], Sequence[Stmt]]) -> For:
-        """``body`` for each row of a panel, of which it is told the number: vectors, one after the other."""
-        vector, lane = self.axis("v", self.wide // self.lanes), self.axis("r", self.lanes)
-        inner = For(lane, tuple(body(ix(vector) * self.lanes + lane)), Kind("vector", self.lanes))
-        if constant(vector.extent) == 1:
-            return Substitution({vector: ix(0)}).body((inner,))[0]  # type: ignore[return-value]
-        return For(vector, (inner,), Kind("unroll", self.wide // self.lanes))
-
     def each_panel(self, body: Callable[[Index], Sequence[Stmt]]) -> tuple[Stmt, ...]:
         if self.panels == 1:
             return tuple(body(ix(0)))
@@ -98,13 +89,16 @@ class _Online(Blocks):
 
     def block(self) -> tuple[Stmt, ...]:
         least = Const(-math.inf, self.dtype)
-        start = self.each_panel(lambda panel: (self.vectors(lambda r: (Store(self.top, (panel * self.wide + r,), least),)),))
+
+        def unseen(panel: Index) -> tuple[Stmt, ...]:
+            return (self.vectors(self.wide, lambda r: (Store(self.top, (panel * self.wide + r,), least),)),)
+
         return (
             Alloc(self.queries, "add" if self.ragged else ""),
             *self.copied_queries(),
             *(Alloc(b) for b in (self.scores, self.top, self.shrink)),
             *(zeroed(b) for b in (self.mixed, self.total)),
-            *start,
+            *self.each_panel(unseen),
             *self.turns(self.step.rows, self.turn),
             *self.results(),
         )
@@ -130,17 +124,6 @@ class _Online(Blocks):
             return self.copy(d, r, Store(self.queries, (place,), there.expr(self.found.query)))
 
         return self.each_panel(each)
-
-    def copy(self, outer: Axis, inner: Axis, *body: Stmt) -> tuple[Stmt, ...]:
-        """``body`` for all of ``outer`` and ``inner``, along which what is stored is contiguous."""
-        reads = [p for s in body if isinstance(s, Let | Store) for p in parts(s.value) if isinstance(p, Load)]
-        if all(constant(split(p.index[0], inner)[0]) in (0, 1) for p in reads):
-            return (For(outer, (self.bound(For(inner, tuple(body))),)),)
-        loop = For(outer, (For(inner, tuple(body)),))
-        try:
-            return tiled(loop, Tile(outer.name, inner.name, self.lanes, self.lanes, 1, True), self.taken)
-        except ScheduleError:
-            return (loop,)
 
     def scratch(
         self, value: Expr, along: Axis, start: Index, count: Index, room: int, name: str
@@ -237,11 +220,11 @@ class _Online(Blocks):
             Alloc(best),
             Alloc(shift),
             Alloc(part, "add"),
-            self.vectors(lambda r: (Store(best, (r,), Load(self.top, (row(r),))),)),
-            For(j, (self.vectors(greatest),)),
-            self.vectors(follow),
-            For(again, (self.vectors(weigh),)),
-            self.vectors(sum_up),
+            self.vectors(self.wide, lambda r: (Store(best, (r,), Load(self.top, (row(r),))),)),
+            For(j, (self.vectors(self.wide, greatest),)),
+            self.vectors(self.wide, follow),
+            For(again, (self.vectors(self.wide, weigh),)),
+            self.vectors(self.wide, sum_up),
         )
 
     def turned(self, panel: Index, start: Index, count: Index, score: Expr) -> tuple[dict[int, Buffer], list[Stmt]]:

@@ -17,6 +17,7 @@ from lowc.scheduler import (
     cascade,
     choose_attention,
     choose_contraction,
+    choose_gradient,
     choose_online,
     choose_simt,
     choose_tensor_cores,
@@ -48,6 +49,7 @@ def run(module: Module, target: Target, options: Options) -> Module:
         kernel = tiled or scheduled(kernel, choose(kernel, target, options.threads))
         return scheduled(kernel, cascade.choose(kernel))
 
+    module = choose_gradient.together(module, target, options.threads)
     return with_params(without_params(map_kernels(replace(module, steps=share_kernels(module)), each)))
 
 
@@ -96,7 +98,8 @@ def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:
 
 def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None:
     """``kernel`` by the first of its possible schedules as a contraction that is legal throughout, if there is one."""
-    for steps in (*choose_online.choices(kernel, target, threads), *choose_contraction.choices(kernel, target, threads)):
+    choosing = (choose_online, choose_gradient, choose_contraction)
+    for steps in [s for each in choosing for s in each.choices(kernel, target, threads)]:
         new = kernel
         try:
             for step in steps:
@@ -109,7 +112,7 @@ def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None
 
 def _tensor_cores(kernel: Kernel, target: Target) -> tuple[Kernel, ...]:
     """``kernel`` by the first way of doing it on tensor cores that is legal; nothing if there is none."""
-    for step in (*choose_tensor_cores.choices(kernel, target), *choose_attention.choices(kernel, target)):
+    for step in (*choose_tensor_cores.choices(kernel, target), *choose_attention.ways(kernel, target)):
         try:
             return (contract.apply(kernel, step),)
         except ScheduleError:

@@ -100,7 +100,7 @@ class _Splitter:
     def launches(self) -> list[Launch]:
         body = self.step.kernel.body
         kernel, target = self.step.kernel, self.target
-        if choose_tensor_cores.contraction(kernel, target) is not None or choose_attention.choices(kernel, target):
+        if choose_tensor_cores.contraction(kernel, target) is not None or choose_attention.ways(kernel, target):
             return [self.step]
         if _is_grid(body):
             self.grid(body[0])  # type: ignore[arg-type]

@@ -179,10 +179,11 @@ def test_results_do_not_depend_on_threads() -> None:
     assert torch.equal(found[0], found[2])
 
 
-def test_log_of_sums() -> None:
+@pytest.mark.parametrize(("rows", "wide"), [(70, 32), (1, 2), (1, 17)])
+def test_log_of_sums(rows: int, wide: int) -> None:
     torch._dynamo.reset()
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    q, k, v = torch.randn(2, 2, 70, 32), torch.randn(2, 2, 90, 32), torch.randn(2, 2, 90, 32)
+    q, k, v = torch.randn(2, 2, rows, wide), torch.randn(2, 2, 90, wide), torch.randn(2, 2, 90, wide)
     ours = torch.compile(lambda q, k, v: op(q, k, v, 0.0, True), backend="lowc", options=OWN)(q, k, v)
     for mine, theirs in zip(ours, op(q, k, v, 0.0, True), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)

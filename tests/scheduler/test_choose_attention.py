@@ -44,7 +44,10 @@ def test_what_was_not_is_atens(sizes: tuple[int | Symbol, ...], causal: bool) ->
 
 def test_what_only_aten_does() -> None:
     large = shape(4, 16, 4096, 128)
-    assert "CPUs" in why(large, True, wanted="gradients", attention="own")
+    assert "a library's" in why(large, True, wanted="gradients")
+    assert why(large, True, wanted="gradients", attention="own") == ""
+    assert "256 columns" in why(shape(4, 16, 4096, 256), True, wanted="gradients", attention="own")
+    assert "share keys" in why(large, True, keys=shape(4, 4, 4096, 128), wanted="gradients", attention="own")
     assert "a library's" in why(large, True, wanted="sums")
     assert why(large, True, wanted="sums", attention="own") == ""
     assert "not f32" in why(large, True, dtype=f32, attention="own")

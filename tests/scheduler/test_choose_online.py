@@ -32,6 +32,8 @@ def why(
         {"rows": 512, "keys": 512}, {"rows": 24, "keys": 2048}, {"rows": 16, "keys": 128}, {"rows": 1, "keys": 4096},
         {"rows": 4, "keys": S}, {"rows": S, "keys": S}, {"rows": 100, "keys": 100, "dtype": bf16},
         {"rows": 256, "keys": 256, "deep": 256, "causal": True},
+        {"rows": 64, "keys": 64, "wanted": "gradients"}, {"rows": S, "keys": S, "deep": 16, "dtype": bf16, "wanted": "gradients"},
+        {"rows": 8, "keys": 512, "deep": 256, "wanted": "gradients"},
     ],
     ids=str,
 )  # fmt: skip
@@ -52,7 +54,10 @@ def test_what_was_measured_to_be_faster_is_own(given: dict[str, object]) -> None
         ({"rows": 64, "keys": 64, "target": replace(AVX512, vector_bits=256)}, "AVX-512"),
         ({"rows": 64, "keys": 64, "options": Options(numerics="strict")}, "strict"),
         ({"rows": 64, "keys": 64, "options": Options(attention="library")}, "option attention"),
-        ({"rows": 64, "keys": 64, "wanted": "gradients"}, "a library's"),
+        ({"rows": 1, "keys": 64, "wanted": "gradients"}, "gradients for 1 queries"),
+        ({"rows": 64, "keys": 64, "deep": 8, "wanted": "gradients"}, "gradients for heads of 8"),
+        ({"rows": 64, "keys": 64, "dtype": f16, "wanted": "gradients"}, "own gradients were measured for f32 and bf16"),
+        ({"rows": 64, "keys": 64, "target": replace(AVX512, vector_bits=256), "wanted": "gradients"}, "AVX-512"),
     ],
     ids=str,
 )
@@ -65,10 +70,11 @@ def test_the_rest_is_a_librarys(given: dict[str, object], reason: str) -> None:
 
 
 @pytest.mark.skipif(not able("avx512"), reason="auto leaves attention to ATen without AVX-512")
-def test_gradients_take_what_the_kernel_gives() -> None:
-    """The backward pass, which is ATen's, gets lowc's result and logarithms of sums."""
+@pytest.mark.parametrize(("rows", "wide"), [(70, 32), (8, 32), (70, 16), (2, 32)], ids=["both", "back", "back, narrow", "there"])
+def test_gradients_take_what_the_kernel_gives(rows: int, wide: int) -> None:
+    """Whosever the passes are: one gets the other's result and logarithms of sums."""
     torch._dynamo.reset()
-    args = [torch.randn(1, 2, n, 32, requires_grad=True) for n in (70, 90, 90)]
+    args = [torch.randn(1, 2, n, wide, requires_grad=True) for n in (rows, 90, 90)]
     own = torch.compile(F.scaled_dot_product_attention, backend="lowc", options={"cache": False, "strict_errors": True})
     found, wanted = (torch.autograd.grad(f(*args).square().sum(), args) for f in (own, F.scaled_dot_product_attention))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

@@ -14,6 +14,9 @@ What the turns compute is the same as one after the other: only the order of wha
 have barriers of their own, since k is done with a turn earlier.  Scores are made and read within a turn: ptxas would serialise
 all products if registers that it fills were read in the turn after (C7514).
 
+Turns of other numbers of products, as gradients have, are simpler: all tiles come, all first products, the work, all second
+ones; what multiplies meanwhile is another group of threads.
+
 Where blocks take several tiles in turns, the resident one is filled anew once the last of its products is done, while threads
 still take results out.
 
@@ -46,7 +49,7 @@ ATOM = SPAN * 2 >> 4  # a row of a tile, in a descriptor's measure
 
 @dataclass(slots=True)
 class RelayRing:
-    """Of one kernel.  ``sizes``: of the resident tile, and of a stage of each ring, in bytes; ``groups``: of 128 threads;
+    """Of one kernel.  ``sizes``: of the resident tiles, and of a stage of each ring, in bytes; ``groups``: of 128 threads;
     ``maps``: of fills, ``numbers`` by the fill.  ``emit``: emits statements of the work."""
 
     t: Thread
@@ -79,7 +82,7 @@ class RelayRing:
     @property
     def unset(self) -> frozenset[str]:
         """Arrays of sums that the first products set."""
-        return frozenset(each.first.sums.name for each in self.found.turns)
+        return frozenset(p.sums.name for each in self.found.turns for p in each.firsts)
 
     @property
     def registers(self) -> tuple[int, int] | None:
@@ -88,7 +91,7 @@ class RelayRing:
     @property
     def placed(self) -> frozenset[str]:
         """Tiles in memory of the ring's."""
-        return frozenset({self.found.resident.tile.name})
+        return frozenset([f.tile.name for f in self.found.residents])
 
     # ------------------------------------------------------------ barriers
 
@@ -100,14 +103,14 @@ class RelayRing:
         return barriers.pointer(self.t, self.tiles + 8 * (2 + (2 + ring) * self.stages), stage)
 
     def there(self, empty: bool) -> str:
-        """Of the resident tile."""
+        """Of the resident tiles."""
         return barriers.pointer(self.t, self.tiles, str(int(empty)))
 
     def prepare(self, first: str) -> None:
         """Thread ``first`` (a condition) sets up the barriers; all wait for it."""
 
         def init() -> list[str]:
-            barriers.init(self.t, self.there(False), 1)
+            barriers.init(self.t, self.there(False), len(self.found.residents))
             barriers.init(self.t, self.there(True), self.groups)
             for ring in (0, 1):
                 for stage in range(self.stages):
@@ -131,11 +134,19 @@ class RelayRing:
 
     # ------------------------------------------------------------ who fill
 
-    def fill_resident(self, _: For) -> None:
+    def fill_resident(self, loop: For) -> None:
+        number = next(n for n, f in enumerate(self.found.residents) if f.loops[0] is loop)
         stage, phase = self.turn.now()
-        barriers.wait(self.t, self.there(True), phase)
-        self.copy(self.found.resident, "0", self.there(False))
-        self.turn.advance(stage, phase)
+        if number == 0:
+            barriers.wait(self.t, self.there(True), phase)
+        self.copy(self.found.residents[number], str(self.resident_at(self.found.residents[number].tile)), self.there(False))
+        if number == len(self.found.residents) - 1:
+            self.turn.advance(stage, phase)
+
+    def resident_at(self, tile: Buffer) -> int:
+        """Where a resident tile is, in bytes."""
+        number = next(n for n, f in enumerate(self.found.residents) if f.tile is tile)
+        return sum(_room(f.tile) for f in self.found.residents[:number])
 
     def copy(self, fill: Fill, offset: str, full: str) -> None:
         barriers.expect(self.t, full, _bytes(fill.tile))
@@ -166,10 +177,14 @@ class RelayRing:
     def multiply(self, loop: For, thread: str) -> None:
         """A pipeline as those who multiply have it."""
         b, t, found = self.t.b, self.t, self.turns(loop)
+        if not found.simple:
+            self.multiply_in_order(loop, thread)
+            return
         first = b.pure(f"icmp eq i32 {b.pure(f'and i32 {thread}, {GROUP - 1}')}, 0")
         group = uniform(t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
         shared = b.pure(f"ptrtoint ptr addrspace(3) {SHARED} to i32")
         rows = b.pure(f"add i32 {shared}, {b.pure(f'mul i32 {group}, {ROWS_BYTES}')}")
+        one, other = found.firsts[0], found.seconds[0]
         early, late = _halves(found)
 
         def release(barrier: str) -> None:
@@ -184,13 +199,13 @@ class RelayRing:
 
         def scores(stage: str) -> None:
             self.emit(found.local)
-            _start_scores(t, found.first, rows, at(0, stage), t.memory[found.first.sums.name].pointers[0])
+            _start_scores(t, one, rows, at(0, stage), t.memory[one.sums.name].pointers[0])
 
         def mix(stage: str) -> None:
-            _start_mix(t, found.second, at(1, stage))
+            _start_mix(t, other, at(1, stage))
 
-        sums = lambda: (t.memory[found.first.sums.name].pointers[0], found.first.columns // 2)  # noqa: E731
-        mixed = (t.memory[found.second.sums.name].pointers[0], found.second.columns // 2)
+        sums = lambda: (t.memory[one.sums.name].pointers[0], one.columns // 2)  # noqa: E731
+        mixed = (t.memory[other.sums.name].pointers[0], other.columns // 2)
 
         def remember(stage: str, phase: str) -> None:
             self.before.put(stage, phase)
@@ -242,10 +257,55 @@ class RelayRing:
             _wait(t, 0, [mixed])
             release(self.empty(1, last))
 
+    def multiply_in_order(self, loop: For, thread: str) -> None:
+        """The same for turns of any number of products: all that a turn does is done before the next one begins."""
+        b, t, found = self.t.b, self.t, self.turns(loop)
+        first = b.pure(f"icmp eq i32 {b.pure(f'and i32 {thread}, {GROUP - 1}')}, 0")
+        group = uniform(t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
+        shared = b.pure(f"ptrtoint ptr addrspace(3) {SHARED} to i32")
+        rows = b.pure(f"add i32 {shared}, {b.pure(f'mul i32 {group}, {ROWS_BYTES}')}")
+        place = {id(fill.tile): ring for ring, fill in enumerate(found.fills)}
+
+        def release(*empty: str) -> None:
+            def then() -> list[str]:
+                for barrier in empty:
+                    barriers.arrive(t, barrier)
+                return []
+
+            b.branch(first, [], then)
+
+        def turn(index: str, _: list[str]) -> Sequence[str]:
+            t.axes[loop.axis.name] = (index, bits)
+            stage, phase = self.place.now()
+            for ring in (0, 1):
+                barriers.wait(t, self.full(ring, stage), phase)
+            starts = {tile: b.op(f"add i32 {shared}, {self.offset(ring, stage)}") for tile, ring in place.items()}
+            self.emit(found.local)
+            for product in found.firsts:
+                left = plus(b, rows, str(self.resident_at(product.left)), 32)
+                _start_scores(t, product, left, starts[id(product.right)], t.memory[product.sums.name].pointers[0])
+            _wait(t, 0, [(t.memory[p.sums.name].pointers[0], p.columns // 2) for p in found.firsts])
+            self.emit(found.work)
+            for product in found.seconds:
+                _start_mix(t, product, starts[id(product.right)])
+            _wait(t, 0, [(t.memory[p.sums.name].pointers[0], p.columns // 2) for p in found.seconds])
+            release(self.empty(0, stage), self.empty(1, stage))
+            self.place.advance(stage, phase)
+            return ()
+
+        if loop is self.found.turns[0].loop:
+            stage, phase = self.turn.now()
+            barriers.wait(t, self.there(False), phase)
+            self.turn.advance(stage, phase)
+        end, bits = operand(t, loop.axis.extent)
+        b.loop("0", end, 1, [], turn, (t.range(loop.axis.extent)[0] or 0) >= 1, f"i{bits}")
+        if loop is self.found.turns[-1].loop:
+            release(self.there(True))
+
 
 def _halves(found: Turns) -> tuple[list[Stmt], list[Stmt]]:
     """The work up to what touches what the second product reads or adds to, and the rest."""
-    touched = (found.second.held, found.second.sums)
+    touched = (found.seconds[0].held, found.seconds[0].sums)
     for number, stmt in enumerate(found.work):
         for inside in statements((stmt,)):
             loaded = [p.buffer for e in exprs(inside) for p in parts(e) if isinstance(p, Load)]
@@ -361,7 +421,7 @@ def relay_ring(t: Thread, kernel: Kernel) -> RelayRing | None:
     position = {id(p): n for n, p in enumerate(kernel.params)}
     maps: list[TensorMap] = []
     numbers: dict[int, int] = {}
-    for each in (found.resident, *(f for turns in found.turns for f in turns.fills)):
+    for each in (*found.residents, *(f for turns in found.turns for f in turns.fills)):
         box = tiles.box(each)
         if box is None or each.key != tiles.TMA:
             raise CodegenError(f"what fills {each.tile.name} is no box of a buffer")
@@ -373,9 +433,15 @@ def relay_ring(t: Thread, kernel: Kernel) -> RelayRing | None:
         numbers[id(each)] = maps.index(made)
         t.aligned.add(box.buffer.name)
     first = found.turns[0]
-    sizes = [-(-_bytes(f.tile) // ALIGNMENT) * ALIGNMENT for f in (found.resident, *first.fills)]
+    resident = sum(_room(f.tile) for f in found.residents)
+    sizes = (resident, *(_room(f.tile) for f in first.fills))
     t.b.module.globals[SHARED] = f"{SHARED} = external addrspace(3) global [0 x i8], align {ALIGNMENT}"
-    return RelayRing(t, found, (sizes[0], sizes[1], sizes[2]), first.first.threads // GROUP, maps, numbers)
+    return RelayRing(t, found, (sizes[0], sizes[1], sizes[2]), first.firsts[0].threads // GROUP, maps, numbers)
+
+
+def _room(tile: Buffer) -> int:
+    """Bytes up to where another tile may begin."""
+    return -(-_bytes(tile) // ALIGNMENT) * ALIGNMENT
 
 
 def _bytes(tile: Buffer) -> int:
