@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import Index, contiguous_strides, ix
+from lowc.ir.index import Index, constant, contiguous_strides, ix
 from lowc.ir.nodes import Expr
 from lowc.ir.types import accumulate_dtype
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op
-from lowc.lowering.values import Coords, Value, product, remap, reshape_coords, unravel
+from lowc.lowering.values import Coords, Value, loop_order, product, remap, reshape_coords, unravel
 
 
 def convolution(
@@ -34,13 +34,17 @@ def convolution(
     groups: Index | int,
 ) -> Value:
     """aten.convolution of [N, C, spatial…]; sums are taken in f32, or f64, and rounded once."""
-    if not b.alone:
-        raise NotLowered("a library's (lowc's own in artifacts)")
     spatial = len(input.shape) - 2
     if len(out.shape) != len(input.shape) or spatial < 1 or input.dtype != weight.dtype or input.dtype.kind != "f":
         raise NotLowered(f"a convolution of {input.dtype}{list(input.shape)} and {weight.dtype}{list(weight.shape)}")
-    steps, pads, gaps = ([ix(n) for n in _each(values, spatial)] for values in (stride, padding, dilation))
+    steps, pads, gaps = (tuple([ix(n) for n in _each(values, spatial)]) for values in (stride, padding, dilation))
     groups = ix(groups)
+    if not b.alone:
+        if transposed:
+            raise NotLowered("a library's: it is transposed")
+        if why := b.convolution(input, weight, out, steps, gaps, groups):
+            raise NotLowered(why)
+        return _by_places(b, out, input, weight, bias, (steps, pads, gaps), groups)
     taps = weight.shape[2:]
     inside, outside = input.shape[1] // groups, out.shape[1] // groups
     depth = (inside, *taps)
@@ -88,6 +92,38 @@ def convolution(
     target = b.result(out)
     dense = _reshaped(result, out.shape)
     b.fill(target, lambda c: b.load(dense, c))
+    return target
+
+
+def _by_places(
+    b: Builder,
+    out: TensorMeta,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    window: tuple[Coords, Coords, Coords],
+    groups: Index,
+) -> Value:
+    """A loop for each dimension of the result, as it lies, and in it one for each of the sum; what scheduling looks for."""
+    total = accumulate_dtype(input.dtype)
+    inside, outside = input.shape[1] // groups, out.shape[1] // groups
+    target = b.result(out)
+    with b.kernel(), b.loops(out.shape, loop_order(out.shape, out.strides)) as place:
+        acc = b.acc("add", total)
+        with b.loops(weight.shape[1:], range(len(weight.shape) - 1), "k") as (channel, *taps):
+            where: list[Index] = []
+            mask: Expr | None = None
+            for d, (step, pad, gap) in enumerate(zip(*window, strict=True)):
+                where.append(place[2 + d] * step - pad + taps[d] * gap)
+                mask = _both(mask, b.inside(where[d], ix(0), input.shape[2 + d]))
+            group = place[1] // outside if constant(groups) != 1 else ix(0)
+            left = b.load(input, (place[0], group * inside + channel, *where), mask)
+            right = b.load(weight, (place[1], channel, *taps))
+            b.update(acc, "add", op("product", cast(left, total), cast(right, total)))
+        value: Expr = acc[0]
+        if bias is not None:
+            value = op("add", value, cast(b.load(bias, (place[1],)), total))
+        b.store(target, tuple(place), value)
     return target
 
 

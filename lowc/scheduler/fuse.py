@@ -18,7 +18,7 @@ from lowc.ir.index import Axis, Index, Symbol, constant, depends_on, ix, split
 from lowc.ir.nodes import Acc, Buffer, Extern, For, Kernel, Launch, Let, Module, Stmt, Store, Update
 from lowc.ir.walk import Substitution, loads, names, statements, stores
 from lowc.options import Options
-from lowc.scheduler import contraction
+from lowc.scheduler import contraction, convolution
 from lowc.scheduler.merge import Cache, merge
 from lowc.scheduler.nest import (
     chain,
@@ -141,16 +141,15 @@ def _large_buffers(groups: Sequence[_Group]) -> set[int]:
 def _candidates(
     group: _Group, done: list[_Group | None], writers: dict[int, list[int]], readers: dict[int, list[int]], large: set[int]
 ) -> list[int]:
-    """Positions of kernels to try: producers of what ``group`` reads, then readers of the same large buffers; nearest first."""
+    """Positions of kernels to try: producers of what ``group`` reads, contractions first, whose results then need not go through
+    memory, then readers of the same large buffers; nearest first."""
     found: dict[int, None] = {}
     for numbers in (
         [n for b in group.reads for n in writers.get(b, ())[-2:]],
         [n for b in group.reads if b in large for n in readers.get(b, ())[-3:]],
     ):
-        for number in sorted(numbers, reverse=True):
-            other = done[number]
-            if other is not None and isinstance(other.step, Launch):
-                found[number] = None
+        able = [(o.contracts, n) for n in numbers if (o := done[n]) is not None and isinstance(o.step, Launch)]
+        found.update((number, None) for _, number in sorted(able, reverse=True))
     return list(found)[:MAX_PARTNERS]
 
 
@@ -204,7 +203,9 @@ def _join(first: _Group, second: _Group, cache: Cache, target: Target) -> _Group
 
 def _stays_contraction(block: Sequence[Stmt]) -> bool:
     """Whether ``block`` is a contraction with an epilogue: its tiles are worth more than what any other join saves."""
-    return len(block) == 1 and isinstance(block[0], For) and contraction.find(block[0]) is not None
+    if len(block) != 1 or not isinstance(block[0], For):
+        return False
+    return contraction.find(block[0]) is not None or convolution.find(block[0]) is not None
 
 
 def _is_epilogue(second: _Group, first: _Group) -> bool:

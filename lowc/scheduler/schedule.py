@@ -17,6 +17,7 @@ from lowc.scheduler import (
     cascade,
     choose_attention,
     choose_contraction,
+    choose_convolution,
     choose_online,
     choose_simt,
     choose_tensor_cores,
@@ -93,7 +94,12 @@ def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:
 
 def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None:
     """``kernel`` by the first of its possible schedules as a contraction that is legal throughout, if there is one."""
-    for steps in (*choose_online.choices(kernel, target, threads), *choose_contraction.choices(kernel, target, threads)):
+    found = (
+        *choose_online.choices(kernel, target, threads),
+        *choose_convolution.choices(kernel, target, threads),
+        *choose_contraction.choices(kernel, target, threads),
+    )
+    for steps in found:
         new = kernel
         try:
             for step in steps:

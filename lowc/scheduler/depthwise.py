@@ -1,0 +1,368 @@
+"""The primitive ``Depthwise``: a convolution that sums over taps alone, by blocks of places of the output.
+
+    for c { for h in 56 { for w in 56 { acc s = add; for i in 3 { for j in 3 { s add= product(x[…], weight[c, i, j]) } }; out[…] = f(s) } } }
+      →  for g in … parallel {                                     # each block: one channel, so many rows
+           alloc seen: f32[30*64]; copies of rows of x, zeros where x ends
+           for h_o in 7 { for w in 56 vector(16) {
+             acc s0, s1, s2, s3 = add                              # rows below one another: what is read serves several
+             x0 = seen[…]; s0 add= product(x0, w00); x1 = seen[…]; s0 add= product(x1, w10); s1 add= product(x1, w00); …
+             out[…] = f(s0); …
+           } } }
+
+The copy evaluates each element of the input once (casts, and what was inlined into it), has the masks of the edges apart, and
+brings what is a step apart together, so that lanes find neighbours in memory.  Lanes go along a dimension of places, as above, or
+along another axis that results lie along (channels): then the whole block is one loop over lanes, and its scratch memory has an
+element for each lane.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from lowc.errors import ScheduleError
+from lowc.ir.index import ONE, Atom, Axis, Index, Opaque, constant, floordiv, ix, maximum, minimum, multiple_of
+from lowc.ir.nodes import Acc, Alloc, Buffer, Const, Expr, For, Kind, Let, Load, Op, Stmt, Store, Update, Var
+from lowc.ir.walk import Substitution, has_check, parts, stores
+from lowc.scheduler.apply import conflict
+from lowc.scheduler.convolution import Convolution, Window, bounded, find, seen_at
+from lowc.scheduler.nest import nested, numel
+from lowc.scheduler.rename import coordinate, coordinates, fresh, renewed
+
+UNROLLED = 30  # taps up to which all are unrolled; of more, those along one dimension
+
+
+@dataclass(frozen=True, slots=True)
+class Depthwise:
+    """``axis``: the outermost loop.  A block has ``tile[i]`` places of each axis named there (0: all), and one of each other
+    axis.  Vectors of ``lanes`` go along the axis ``along``, ``flight`` at a time; ``rows`` places along ``down`` ("": none) are
+    summed at a time.  ``kind``: of the loop over blocks."""
+
+    axis: str
+    along: str
+    down: str
+    tile: tuple[tuple[str, int], ...]
+    rows: int
+    lanes: int
+    flight: int
+    kind: Kind
+
+
+def depthwise(loop: For, step: Depthwise, taken: set[str]) -> tuple[Stmt, ...]:
+    """``loop`` by blocks; raises ScheduleError where it is no such convolution."""
+    found = find(loop)
+    if found is None or found.depth:
+        raise ScheduleError(f"the loop over {step.axis} sums over more than taps, or not through a window")
+    if has_check(found.data) or has_check(found.weight):
+        raise ScheduleError("a factor that is checked is evaluated where it stands")
+    written = {id(s.buffer) for s in stores(found.rest)}
+    factors = [p for e in (found.data, found.weight) for p in parts(e) if isinstance(p, Load)]
+    if any(id(p.buffer) in written for p in factors):
+        raise ScheduleError("a factor is read from memory that the kernel writes")
+    for each in found.outer:
+        if why := conflict(each, step.kind):
+            raise ScheduleError(f"blocks of {each.axis.name} meet: {why}")
+    names = {f.axis.name for f in found.outer}
+    if step.along not in names or step.down not in names | {""} or step.along == step.down:
+        raise ScheduleError(f"lanes along {step.along}, rows along {step.down}")
+    return _Blocks(found, step, taken).made()
+
+
+class _Blocks:
+    """``first``: the first place of the block, ``count`` how many it has, by axis; ``at``: the place at hand."""
+
+    def __init__(self, found: Convolution, step: Depthwise, taken: set[str]) -> None:
+        self.found, self.step, self.taken = found, step, taken
+        self.axes = [f.axis for f in found.outer]
+        self.along = next(a for a in self.axes if a.name == step.along)
+        self.down = next((a for a in self.axes if a.name == step.down), None)
+        self.windows = {w.place: w for w in found.windows}
+        self.lane = self.windows.get(self.along)
+        self.sizes = {a: self.size(a, dict(step.tile)) for a in self.axes}
+        self.first: dict[Axis, Index] = {}
+        self.count: dict[Axis, Index] = {}
+        self.at: dict[Atom, Index] = {}
+        self.dtype = found.data.dtype
+        self.weights: dict[tuple[int, ...], Expr] = {}
+        taps = [constant(w.tap.extent) or 0 for w in found.windows]
+        self.rolled = numel([ix(n) for n in taps]) != ix(0) and (constant(numel([ix(n) for n in taps])) or 0) > UNROLLED
+        # rows of the copy, by window: those of lanes are last, in groups of what is a step apart
+        others = [w for w in found.windows if w is not self.lane]
+        self.rows = [(w, self.span(w)) for w in others]
+        self.pitch = 1
+        if self.lane is not None:
+            wide = -(-self.span(self.lane) // self.lane.step)
+            self.pitch = -(-wide // step.lanes) * step.lanes
+        self.groups = 1 if self.lane is None else self.lane.step
+        total = self.groups * self.pitch
+        for _, high in self.rows:
+            total *= high
+        self.seen = Buffer(fresh("seen", taken), self.dtype, (ix(total),), (ONE,), "local")
+
+    def size(self, axis: Axis, tile: dict[str, int]) -> int:
+        """Places along ``axis`` that a block has at most."""
+        known = constant(axis.extent)
+        wanted = tile.get(axis.name, 1)
+        if axis in self.windows or axis == self.along or wanted != 1:
+            if wanted == 0:
+                wanted = known or 0
+            if wanted < 1:
+                raise ScheduleError(f"a block has {wanted} places along {axis.name}")
+        return wanted
+
+    def span(self, window: Window) -> int:
+        """How much of the input a block sees through ``window``."""
+        taps = constant(window.tap.extent) or 0
+        return (self.sizes[window.place] - 1) * window.step + (taps - 1) * window.gap + 1
+
+    def axis(self, name: str, extent: int | Index) -> Axis:
+        return Axis(fresh(name, self.taken), ix(extent))
+
+    # ------------------------------------------------------------ blocks
+
+    def made(self) -> tuple[Stmt, ...]:
+        tiles = [(a, self.axis(f"{a.name}_t", (a.extent + (self.sizes[a] - 1)) // self.sizes[a])) for a in self.axes]
+        number = self.axis("block", numel([t.extent for _, t in tiles]))
+        lets: list[Stmt] = []
+        where = coordinates(ix(number), [t for _, t in tiles], "b", self.taken, lets)
+        for axis, tile in tiles:
+            size, place = self.sizes[axis], ix(0) if constant(tile.extent) == 1 else where[tile]
+            self.first[axis] = place * size
+            even = multiple_of(axis.extent, size)
+            self.count[axis] = ix(size) if even else minimum(size, axis.extent - self.first[axis])
+            self.at[axis] = self.first[axis]
+        body = (*lets, *self.block())
+        if constant(number.extent) == 1:
+            return Substitution({number: ix(0)}).body(body)
+        return (For(number, body, self.step.kind),)
+
+    def block(self) -> tuple[Stmt, ...]:
+        if self.lane is not None:
+            return self.whole()
+        lane = self.axis(self.along.name, self.count[self.along])
+        self.at[self.along] = self.first[self.along] + lane
+        return (For(lane, self.whole(), Kind("vector", self.step.lanes)),)
+
+    def whole(self) -> tuple[Stmt, ...]:
+        return (*self.kept_weights(), Alloc(self.seen), *self.copied(0, ix(0), {}), *self.places())
+
+    # ------------------------------------------------------------ weights
+
+    def kept_weights(self) -> tuple[Stmt, ...]:
+        """Names for the weights of this block; in an array where loops over taps read them."""
+        taps = [w.tap for w in self.found.windows]
+        there = Substitution(self.at)
+        if self.rolled:
+            own = [self.axis(t.name, t.extent) for t in taps]
+            self.array = Buffer(
+                fresh("weights", self.taken), self.dtype, (numel([t.extent for t in taps]),), (ONE,), "local"
+            )
+            for tap, axis in zip(taps, own, strict=True):
+                there.atoms[tap] = ix(axis)
+            store = Store(self.array, (self.number(dict(zip(taps, map(ix, own), strict=True))),), there.expr(self.found.weight))
+            return (Alloc(self.array), *nested(own, (store,)))
+        out: list[Stmt] = []
+        for places in product(*(range(constant(t.extent) or 0) for t in taps)):
+            there = Substitution({**self.at, **{t: ix(n) for t, n in zip(taps, places, strict=True)}})
+            var = Var(fresh("weight", self.taken), self.dtype)
+            out.append(Let(var, there.expr(self.found.weight)))
+            self.weights[places] = var
+        return tuple(out)
+
+    def number(self, taps: dict[Axis, Index]) -> Index:
+        total = ix(0)
+        for window in self.found.windows:
+            total = total * window.tap.extent + taps[window.tap]
+        return total
+
+    def weight(self, taps: dict[Axis, Index]) -> Expr:
+        if self.rolled:
+            return Load(self.array, (self.number(taps),))
+        return self.weights[tuple([constant(taps[w.tap]) or 0 for w in self.found.windows])]
+
+    # ------------------------------------------------------------ the input
+
+    def copied(self, depth: int, start: Index, where: dict[Window, Index]) -> tuple[Stmt, ...]:
+        """Loops that fill the copy from ``start`` on; ``where`` has the places of the input along the windows before."""
+        inner = self.groups * self.pitch
+        for _, high in self.rows[depth + 1 :]:
+            inner *= high
+        if depth == len(self.rows):
+            return self.copied_lanes(start, where)
+        window, _ = self.rows[depth]
+        used = (self.count[window.place] - 1) * window.step + ((constant(window.tap.extent) or 0) - 1) * window.gap + 1
+        row = self.axis(f"{window.place.name}_r", used)
+        out: list[Stmt] = []
+        low, high = (
+            coordinate(name, limit, self.taken, out)
+            for name, limit in zip(("low", "high"), self.bounds({**where, window: self.origin(window) + row}, row), strict=True)
+        )
+        if constant(low) != 0:
+            out += self.zeros(window.place.name, ix(0), low, inner, start)
+        inside = self.axis(f"{window.place.name}_r", high - low)
+        at = low + inside
+        body = self.copied(depth + 1, start + at * inner, {**where, window: self.origin(window) + at})
+        out.append(For(inside, body))
+        if high != used:
+            out += self.zeros(window.place.name, high, used - high, inner, start)
+        return tuple(out)
+
+    def origin(self, window: Window) -> Index:
+        return self.first[window.place] * window.step
+
+    def bounds(self, where: dict[Window, Index], axis: Axis) -> tuple[Index, Index]:
+        """(first, behind the last) of ``axis``, of which the input is no 0 by a mask."""
+        low, high, _ = bounded(self.seen_where(where), axis)
+        first = ix(0) if low is None else maximum(0, minimum(low, axis.extent))
+        last = axis.extent if high is None else minimum(axis.extent, maximum(high, first))
+        return first, last
+
+    def seen_where(self, where: dict[Window, Index]) -> Expr:
+        return Substitution(self.at).expr(seen_at(self.found.data, where))
+
+    def zeros(self, name: str, first: Index, count: Index, inner: int, start: Index) -> tuple[Stmt, ...]:
+        row = self.axis(f"{name}_z", count)
+        zero = Const(0.0, self.dtype)
+        if inner == 1:
+            return (For(row, (Store(self.seen, (start + first + row,), zero),)),)
+        place = self.axis("z", inner)
+        kind = Kind() if self.lane is None else Kind("vector", self.step.lanes)
+        return (For(row, (For(place, (Store(self.seen, (start + (first + row) * inner + place,), zero),), kind),)),)
+
+    def copied_lanes(self, start: Index, where: dict[Window, Index]) -> tuple[Stmt, ...]:
+        """One row of the copy."""
+        if self.lane is None:
+            return (Store(self.seen, (start,), self.unmasked(where)),)
+        out: list[Stmt] = []
+        step, taps = self.lane.step, constant(self.lane.tap.extent) or 0
+        used = (self.count[self.along] - 1) * step + (taps - 1) * self.lane.gap + 1
+        for group in sorted({tap * self.lane.gap % step for tap in range(taps)}):
+            column = self.axis(self.along.name, used)
+            low, high = self.bounds({**where, self.lane: self.origin(self.lane) + column}, column)
+            low, high, last = (floordiv(n - group + (step - 1), ix(step)) for n in (low, high, used))
+            low, high, last = maximum(low, 0), maximum(high, 0), maximum(last, 0)
+            begin = start + group * self.pitch
+            inside = self.axis(self.along.name, high - low)
+            place = self.origin(self.lane) + (low + inside) * step + group
+            value = self.unmasked({**where, self.lane: place})
+            out += self.few(begin, ix(0), low)
+            out.append(For(inside, (Store(self.seen, (begin + low + inside,), value),), Kind("vector", self.step.lanes)))
+            out += self.few(begin, high, last - high)
+        return tuple(out)
+
+    def few(self, begin: Index, first: Index, count: Index) -> tuple[Stmt, ...]:
+        """Zeros beside a row."""
+        if constant(count) == 0:
+            return ()
+        place = self.axis("z", count)
+        return (For(place, (Store(self.seen, (begin + first + place,), Const(0.0, self.dtype)),)),)
+
+    def unmasked(self, where: dict[Window, Index]) -> Expr:
+        """The input where masks are known to hold: loops go over nothing else."""
+        names = {w: Opaque(w.place.name) for w in where}
+        value = seen_at(self.found.data, {w: ix(n) for w, n in names.items()})
+        for name in names.values():
+            value = bounded(value, name)[2]
+        return Substitution({**self.at, **{names[w]: place for w, place in where.items()}}).expr(value)
+
+    # ------------------------------------------------------------ the output
+
+    def places(self) -> tuple[Stmt, ...]:
+        """Loops over the places of the block."""
+        inner = [a for a in self.axes if self.sizes[a] > 1 and a not in (self.along, self.down)]
+        own = {a: self.axis(a.name, self.count[a]) for a in inner}
+        for a in inner:
+            self.at[a] = self.first[a] + own[a]
+        return nested(list(own.values()), self.rows_of(own))
+
+    def rows_of(self, own: dict[Axis, Axis]) -> tuple[Stmt, ...]:
+        local = {a: ix(b) for a, b in own.items()}
+        if self.down is None:
+            return self.strip(local, 1)
+        count, rows = self.count[self.down], self.step.rows
+        known, out = constant(count), list[Stmt]()
+        blocks = floordiv(count, ix(rows))
+        if constant(blocks) != 0:
+            block = self.axis(f"{self.down.name}_o", blocks)
+            out.append(For(block, self.strip({**local, self.down: ix(block) * rows}, rows)))
+        if known is not None and known % rows:
+            out += self.strip({**local, self.down: blocks * rows}, known % rows)
+        elif known is None:
+            left = self.axis(f"{self.down.name}_l", count - blocks * rows)
+            out.append(For(left, self.strip({**local, self.down: blocks * rows + left}, 1)))
+        return tuple(out)
+
+    def strip(self, local: dict[Axis, Index], rows: int) -> tuple[Stmt, ...]:
+        """``rows`` places below the one at ``local``, for all lanes."""
+        if self.lane is None:
+            return self.sums(local, rows)
+        lane = self.axis(self.along.name, self.count[self.along])
+        self.at[self.along] = self.first[self.along] + lane
+        body = self.sums({**local, self.along: ix(lane)}, rows)
+        return (For(lane, body, Kind("vector", self.step.lanes, "", self.step.flight)),)
+
+    def sums(self, local: dict[Axis, Index], rows: int) -> tuple[Stmt, ...]:
+        total = self.found.total
+        accs = [Var(fresh(f"{total.name}_{n}", self.taken), total.dtype) for n in range(rows)]
+        body: list[Stmt] = [Acc((a,), "add") for a in accs]
+        window = None if self.down is None else self.windows.get(self.down)
+        others = [w for w in self.found.windows if w is not window]
+        looped = [w for w in others if self.rolled and not (w is self.lane and w.step > 1)]
+        unrolled = [w for w in others if w not in looped]
+        own = {w.tap: self.axis(w.tap.name, w.tap.extent) for w in looped}
+        inner: list[Stmt] = []
+        for numbers in product(*(range(constant(w.tap.extent) or 0) for w in unrolled)):
+            taps = {**{t: ix(a) for t, a in own.items()}, **{w.tap: ix(n) for w, n in zip(unrolled, numbers, strict=True)}}
+            inner += self.taps(local, taps, window, accs)
+        body += nested(list(own.values()), tuple(inner))
+        for number, acc in enumerate(accs):
+            there = Substitution(self.at)
+            if self.down is not None:
+                there.atoms[self.down] = self.first[self.down] + local[self.down] + number
+            there.rename(total.name, acc)
+            body += renewed(there, self.found.rest, self.taken)
+        return tuple(body)
+
+    def taps(
+        self, local: dict[Axis, Index], taps: dict[Axis, Index], window: Window | None, accs: Sequence[Var]
+    ) -> list[Stmt]:
+        """Products of all taps of ``window``, and of one tap of each other, with what the rows see."""
+        out: list[Stmt] = []
+        named: dict[int, Var] = {}
+
+        def seen(offset: int) -> Var:
+            if offset not in named:
+                named[offset] = Var(fresh("x", self.taken), self.dtype)
+                out.append(Let(named[offset], Load(self.seen, (self.place(local, taps, window, offset),))))
+            return named[offset]
+
+        def add(row: int, offset: int, weight: Expr) -> None:
+            value = Op("product", (seen(offset), weight), self.dtype)
+            out.append(Update((accs[row],), "add", (value,)))
+
+        if window is None:
+            # rows that share no input: they lie along no window
+            if len(accs) > 1:
+                raise ScheduleError(f"rows along {self.step.down} see nothing in common")
+            add(0, 0, self.weight(taps))
+            return out
+        for tap in range(constant(window.tap.extent) or 0):
+            weight = self.weight({**taps, window.tap: ix(tap)})
+            if self.rolled:
+                var = Var(fresh("weight", self.taken), self.dtype)
+                out.append(Let(var, weight))
+                weight = var
+            for row in range(len(accs)):
+                add(row, row * window.step + tap * window.gap, weight)
+        return out
+
+    def place(self, local: dict[Axis, Index], taps: dict[Axis, Index], down: Window | None, offset: int) -> Index:
+        """Where in the copy the input is for taps, and ``offset`` below the first row's first."""
+        at = ix(0)
+        for window, high in self.rows:
+            row = local[window.place] * window.step
+            at = at * high + (row + offset if window is down else row + taps[window.tap] * window.gap)
+        if self.lane is None:
+            return at
+        step = self.lane.step
+        shift = taps[self.lane.tap] * self.lane.gap
+        return at * (self.groups * self.pitch) + shift % step * self.pitch + shift // step + local[self.along]
