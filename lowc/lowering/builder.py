@@ -66,7 +66,7 @@ class Nest:
 
 Library = Callable[[Value, Value], str]
 Attends = Callable[[Value, Value, Value, Value | None, bool, str], str]
-Convolves = Callable[[Value, Value, TensorMeta, Coords, Coords, Index], str]
+Convolves = Callable[[Value, Value, TensorMeta, Coords, Index], str]
 
 
 class Builder:
@@ -87,7 +87,7 @@ class Builder:
 
     ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal) is a call of ATen, "" for a
     loop nest; told last is what is wanted, the "result", "sums" for a backward pass as well, or "gradients".  ``convolution``: likewise of
-    (the input, weights, what is made, steps and gaps of taps, groups).  ``node``: the name of the node at hand.
+    (the input, weights, what is made, steps, groups).  ``node``: the name of the node at hand.
     """
 
     def __init__(

@@ -1,4 +1,11 @@
-"""Convolutions, for artifacts that run without ATen: a matrix product whose right factor is the input, seen through the kernel.
+"""Convolutions.  Those for which the scheduler has forms of their own are a loop for each dimension of the result, and in it one for
+each of the sum:
+
+    for n { for c { for h { for w {
+      acc s = add; for i { for j { s add= product(x[n, c, h*stride - padding + i*dilation, …], w[c, i, j]) } }; out[n, c, h, w] = s + bias
+    } } } }
+
+Others, in artifacts that run without ATen: a matrix product whose right factor is the input, seen through the kernel.
 
     for n, g { for o in O/G { for p in positions {
       acc s = add; for k in C/G * taps { s add= product(w[g, o, k], column[n, g, k, p]) }; out[n, g*O/G + o, p] = s + bias
@@ -9,6 +16,7 @@ then bring into the product.  Transposed, x is read at (p + padding - tap*dilati
 """
 
 from collections.abc import Sequence
+from math import prod
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
@@ -18,6 +26,8 @@ from lowc.ir.types import accumulate_dtype
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op
 from lowc.lowering.values import Coords, Value, loop_order, product, remap, reshape_coords, unravel
+
+SPAN = 64  # of the input, along a dimension, and taps; lowc's own for more is not worth it
 
 
 def convolution(
@@ -39,12 +49,13 @@ def convolution(
         raise NotLowered(f"a convolution of {input.dtype}{list(input.shape)} and {weight.dtype}{list(weight.shape)}")
     steps, pads, gaps = (tuple([ix(n) for n in _each(values, spatial)]) for values in (stride, padding, dilation))
     groups = ix(groups)
-    if not b.alone:
-        if transposed:
-            raise NotLowered("a library's: it is transposed")
-        if why := b.convolution(input, weight, out, steps, gaps, groups):
-            raise NotLowered(why)
+    why = "a library's: it is transposed" if transposed else _unfit(out, input, weight, gaps, groups)
+    if not why and not (b.alone and b.atomic):
+        why = b.convolution(input, weight, out, steps, groups)
+    if not why:
         return _by_places(b, out, input, weight, bias, (steps, pads, gaps), groups)
+    if not b.alone:
+        raise NotLowered(why)
     taps = weight.shape[2:]
     inside, outside = input.shape[1] // groups, out.shape[1] // groups
     depth = (inside, *taps)
@@ -93,6 +104,29 @@ def convolution(
     dense = _reshaped(result, out.shape)
     b.fill(target, lambda c: b.load(dense, c))
     return target
+
+
+def _unfit(out: TensorMeta, input: Value, weight: Value, gaps: Coords, groups: Index) -> str:
+    """Why no schedule would find its form in a convolution, "" if one does: all sizes but the number of images must be known."""
+    channels, made, count = (constant(n) for n in (input.shape[1], out.shape[1], groups))
+    sizes = [constant(n) for n in (*input.shape[1:], *weight.shape, *out.shape[1:], *gaps)]
+    if any(n is None for n in sizes) or channels is None or made is None:
+        return "a library's: a size of it only the call tells"
+    if 0 in sizes or constant(out.shape[0]) == 0:
+        return "a library's: it is of no elements"
+    taps = [constant(n) or 0 for n in weight.shape[2:]]
+    spans = [(tap - 1) * (constant(gap) or 0) + 1 for tap, gap in zip(taps, gaps, strict=True)]
+    if len(taps) > 2 or max(spans) > SPAN or prod(taps) > SPAN:
+        return f"a library's: its {'x'.join(map(str, taps))} taps span {'x'.join(map(str, spans))} elements"
+    lies = [constant(s) for s in out.strides]
+    across = lies[-1] == 1
+    if not across and lies[1] != 1:
+        return "a library's: results are contiguous along no channel and no row"
+    if count != channels or prod(taps) < 2:
+        return f"a library's: {count} groups of {channels} channels"
+    if made != channels and not across:
+        return f"a library's: {made} channels, which lie side by side, of {channels}"
+    return ""
 
 
 def _by_places(

@@ -28,7 +28,7 @@ RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.defa
 Env = dict[str, tuple[Any, ...]]
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
 Attends = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str], str]
-Convolves = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Sequence[Index], Index], str]
+Convolves = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool], str]
 
 
 def lower(
@@ -50,8 +50,8 @@ def lower(
     all are ATen's if nothing is given.  ``attention``: likewise why attention is ATen's, of a dtype and of queries, keys and
     values of three shapes, told also whether there is a bias, whether it is causal, whether all lie as the engine copies, and
     what is wanted ("result", "sums" for a backward pass as well, "gradients").  ``convolution``: likewise why a convolution is
-    ATen's, of a dtype, of an input and weights of two shapes, of what is made, with steps and gaps of taps, in groups; all are
-    ATen's if nothing is given.  ``target``: for what it shall be fast; None where that is all the same.
+    ATen's, of a dtype, of an input and weights of two shapes, of what is made, by steps, in groups, told also whether pointwise
+    ops follow; all are ATen's if nothing is given.  ``target``: for what it shall be fast; None where that is all the same.
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
     one that returns a window of an input at a place that only a call tells.
@@ -80,10 +80,12 @@ def lower(
         in_lines = all(lines_of(x) for x in (q, k, v))
         return attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted)
 
-    def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, gaps: Coords, groups: Index) -> str:
+    def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, groups: Index) -> str:
+        if alone:
+            return ""
         if convolution is None:
             return "a library's (lowc's own in artifacts)"
-        return convolution(x.dtype, x.shape, w.shape, out, steps, gaps, groups)
+        return convolution(x.dtype, x.shape, w.shape, out, steps, groups, builder.followed)
 
     inputs: list[Buffer | Symbol | None] = []
     engine = gpu and not alone and library is not None

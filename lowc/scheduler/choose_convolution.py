@@ -16,28 +16,43 @@ from lowc.scheduler.depthwise import Depthwise
 from lowc.scheduler.nest import estimate, iterations
 from lowc.target import Target
 
-Whose = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Sequence[Index], Index], str]
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool], str]
+OTHERS = "a library's (lowc's own with option convolution='own')"
+NARROW = 7  # places along lanes below which most of a vector is idle
+CHANNELS = 16  # likewise channels
 
 
 def library(target: Target, options: Options) -> Whose:
-    """For ``lowering``: why a convolution is ATen's; "" for lowc's own.
+    """For ``lowering``: why a convolution, of sizes that are known but for the number of images, is ATen's; "" for lowc's own.
 
-    Told are the dtype, the shapes of input and weights, what is made of them, steps and gaps of taps, and the groups.
+    Told are the dtype, the shapes of input and weights, what is made of them, steps, groups, and whether pointwise ops follow.
     """
 
     def why(
-        dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta,
-        steps: Sequence[Index], gaps: Sequence[Index], groups: Index,
-    ) -> str:  # fmt: skip
+        dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta, steps: Sequence[Index], groups: Index, followed: bool
+    ) -> str:
         if options.convolution == "library":
             return "option convolution='library'"
         if target.kind != "x86":
             return "a library's: lowc's own is for CPUs"
-        if options.numerics == "strict" and options.convolution != "own":
+        if options.convolution == "own":
+            return ""
+        if options.numerics == "strict":
             return "option numerics='strict'"
-        return ""
+        if target.vector_bits < 512 or dtype not in (f32, bf16):
+            return "a library's: lowc's own was measured for f32 and bf16 on AVX-512 (there is option convolution='own')"
+        return _depthwise_slower(out, followed)
 
     return why
+
+
+def _depthwise_slower(out: TensorMeta, followed: bool) -> str:
+    """Why a convolution of one channel in a group is not known to be faster by lowc's own."""
+    if constant(out.strides[-1]) == 1:
+        return "" if (constant(out.shape[-1]) or 0) >= NARROW else f"{OTHERS}: rows of {out.shape[-1]}"
+    if (constant(out.shape[1]) or 0) < CHANNELS:
+        return f"{OTHERS}: {out.shape[1]} channels"
+    return "" if followed else f"{OTHERS}: channels lie side by side, and no pointwise op follows"
 
 
 def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, ...], ...]:
@@ -80,7 +95,7 @@ def _depthwise(found: Convolution, lanes: int, target: Target, kind: Kind) -> St
     else:
         known = constant(along.extent)
         tile.append((along.name, 64 if known is None else _share(known, 128, lanes)))
-        across = lanes
+        across = tile[-1][1]
     if down is not None:
         high = constant(down.extent)
         if high is None:
@@ -121,6 +136,3 @@ def _along(found: Convolution) -> Axis:
         return sum(constant(split(s.index[-1], loop.axis)[0]) == 1 for s in stores(found.rest))
 
     return max(reversed(found.outer), key=score).axis
-
-
-_ = (bf16, f32)

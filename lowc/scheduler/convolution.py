@@ -19,7 +19,7 @@ from lowc.ir.index import Atom, Axis, Index, constant, depends_on, ix, split
 from lowc.ir.nodes import Acc, Const, Expr, For, FromIndex, Let, Load, Op, Stmt, Store, Update, Var
 from lowc.ir.walk import free_atoms, parts, rewrite
 from lowc.scheduler.contraction import folded, is_product
-from lowc.scheduler.nest import chain
+from lowc.scheduler.nest import chain, estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,13 @@ def _windows(data: Expr, weight: Expr, places: Sequence[Axis], depth: Sequence[A
         free = [p for p in places if p in used and p not in fixed and p not in taken]
         fitting = [w for p in free if (w := _window(data, p, tap)) is not None]
         if fitting:
-            found.append(min(fitting, key=lambda w: w.gap))
+            found.append(min(fitting, key=_span))
     return tuple(found)
+
+
+def _span(window: Window) -> int:
+    """About how much of the input is seen; other axes that could be taken for the place see more."""
+    return (estimate(window.place.extent) - 1) * window.step + (estimate(window.tap.extent) - 1) * window.gap
 
 
 def _window(data: Expr, place: Axis, tap: Axis) -> Window | None:

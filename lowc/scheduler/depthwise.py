@@ -11,8 +11,8 @@
 
 The copy evaluates each element of the input once (casts, and what was inlined into it), has the masks of the edges apart, and
 brings what is a step apart together, so that lanes find neighbours in memory.  Lanes go along a dimension of places, as above, or
-along another axis that results lie along (channels): then the whole block is one loop over lanes, and its scratch memory has an
-element for each lane.
+along another axis that results lie along (channels): then the copy has all channels of the block at each place, and the loop over
+lanes is outside of those over places, as weights are vectors.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ from lowc.scheduler.apply import conflict
 from lowc.scheduler.convolution import Convolution, Window, bounded, find, seen_at
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.rename import coordinate, coordinates, fresh, renewed
+from lowc.scheduler.tiles import STACK
 
 UNROLLED = 30  # taps up to which all are unrolled; of more, those along one dimension
 
@@ -88,15 +89,21 @@ class _Blocks:
         # rows of the copy, by window: those of lanes are last, in groups of what is a step apart
         others = [w for w in found.windows if w is not self.lane]
         self.rows = [(w, self.span(w)) for w in others]
-        self.pitch = 1
-        if self.lane is not None:
-            wide = -(-self.span(self.lane) // self.lane.step)
-            self.pitch = -(-wide // step.lanes) * step.lanes
+        wide = self.sizes[self.along] if self.lane is None else -(-self.span(self.lane) // self.lane.step)
+        self.pitch = -(-wide // step.lanes) * step.lanes
         self.groups = 1 if self.lane is None else self.lane.step
         total = self.groups * self.pitch
         for _, high in self.rows:
             total *= high
+        self.over = 0
+        if self.lane is not None:  # vectors that hang over the last row
+            self.over = step.lanes + ((constant(self.lane.tap.extent) or 0) - 1) * self.lane.gap // self.lane.step
+            total += self.over
+        if total * self.dtype.bytes > STACK:
+            raise ScheduleError(f"a block of {step.tile} sees {total} elements")
         self.seen = Buffer(fresh("seen", taken), self.dtype, (ix(total),), (ONE,), "local")
+        wide = self.groups * (self.pitch + step.lanes)
+        self.row = Buffer(fresh("row", taken), self.dtype, (ix(wide),), (ONE,), "local")
 
     def size(self, axis: Axis, tile: dict[str, int]) -> int:
         """Places along ``axis`` that a block has at most."""
@@ -136,14 +143,14 @@ class _Blocks:
         return (For(number, body, self.step.kind),)
 
     def block(self) -> tuple[Stmt, ...]:
+        end = self.few(ix(0), self.seen.shape[0] - self.over, ix(self.over))
+        row = (Alloc(self.row, "add"),) if self.groups > 1 else ()
+        copy = (*row, Alloc(self.seen), *end, *self.copied(0, ix(0), {}))
         if self.lane is not None:
-            return self.whole()
+            return (*self.kept_weights(), *copy, *self.places())
         lane = self.axis(self.along.name, self.count[self.along])
-        self.at[self.along] = self.first[self.along] + lane
-        return (For(lane, self.whole(), Kind("vector", self.step.lanes)),)
-
-    def whole(self) -> tuple[Stmt, ...]:
-        return (*self.kept_weights(), Alloc(self.seen), *self.copied(0, ix(0), {}), *self.places())
+        self.at[self.along], self.channel = self.first[self.along] + lane, ix(lane)
+        return (*copy, For(lane, (*self.kept_weights(), *self.places()), Kind("vector", self.step.lanes)))
 
     # ------------------------------------------------------------ weights
 
@@ -221,40 +228,45 @@ class _Blocks:
 
     def zeros(self, name: str, first: Index, count: Index, inner: int, start: Index) -> tuple[Stmt, ...]:
         row = self.axis(f"{name}_z", count)
-        zero = Const(0.0, self.dtype)
-        if inner == 1:
-            return (For(row, (Store(self.seen, (start + first + row,), zero),)),)
         place = self.axis("z", inner)
-        kind = Kind() if self.lane is None else Kind("vector", self.step.lanes)
-        return (For(row, (For(place, (Store(self.seen, (start + (first + row) * inner + place,), zero),), kind),)),)
+        store = Store(self.seen, (start + (first + row) * inner + place,), Const(0.0, self.dtype))
+        return (For(row, (For(place, (store,), Kind("vector", self.step.lanes)),)),)
 
     def copied_lanes(self, start: Index, where: dict[Window, Index]) -> tuple[Stmt, ...]:
         """One row of the copy."""
         if self.lane is None:
-            return (Store(self.seen, (start,), self.unmasked(where)),)
-        out: list[Stmt] = []
-        step, taps = self.lane.step, constant(self.lane.tap.extent) or 0
+            channel = self.axis(self.along.name, self.count[self.along])
+            self.at[self.along] = self.first[self.along] + channel
+            store = Store(self.seen, (start + channel,), self.unmasked(where))
+            return (For(channel, (store,), Kind("vector", self.step.lanes)),)
+        lanes, step, taps = self.step.lanes, self.lane.step, constant(self.lane.tap.extent) or 0
         used = (self.count[self.along] - 1) * step + (taps - 1) * self.lane.gap + 1
-        for group in sorted({tap * self.lane.gap % step for tap in range(taps)}):
-            column = self.axis(self.along.name, used)
-            low, high = self.bounds({**where, self.lane: self.origin(self.lane) + column}, column)
-            low, high, last = (floordiv(n - group + (step - 1), ix(step)) for n in (low, high, used))
-            low, high, last = maximum(low, 0), maximum(high, 0), maximum(last, 0)
-            begin = start + group * self.pitch
-            inside = self.axis(self.along.name, high - low)
-            place = self.origin(self.lane) + (low + inside) * step + group
-            value = self.unmasked({**where, self.lane: place})
-            out += self.few(begin, ix(0), low)
-            out.append(For(inside, (Store(self.seen, (begin + low + inside,), value),), Kind("vector", self.step.lanes)))
-            out += self.few(begin, high, last - high)
-        return tuple(out)
+        column = self.axis(self.along.name, used)
+        low, high = self.bounds({**where, self.lane: self.origin(self.lane) + column}, column)
+        inside = self.axis(self.along.name, high - low)
+        value = self.unmasked({**where, self.lane: self.origin(self.lane) + low + inside})
+        vector = Kind("vector", lanes)
+        if step > 1:  # beside what is copied, the row is 0 for all rows
+            out: list[Stmt] = [For(inside, (Store(self.row, (low + inside,), value),), vector)]
+            for group in sorted({tap * self.lane.gap % step for tap in range(taps)}):
+                place = self.axis(self.along.name, self.pitch)
+                apart = Load(self.row, (ix(place) * step + group,))
+                out.append(For(place, (Store(self.seen, (start + group * self.pitch + place,), apart),), vector))
+            return tuple(out)
+        known = constant(high)
+        copy = For(inside, (Store(self.seen, (start + low + inside,), value),), vector)
+        if known is not None and self.pitch - lanes <= known < self.pitch:
+            # one vector of zeros, of which a part is overwritten
+            return (*self.few(start, ix(0), low), *self.few(start, ix(self.pitch - lanes), ix(lanes)), copy)
+        return (*self.few(start, ix(0), low), copy, *self.few(start, high, self.pitch - high))
 
     def few(self, begin: Index, first: Index, count: Index) -> tuple[Stmt, ...]:
-        """Zeros beside a row."""
+        """Zeros beside a row: what vectors see beyond it could be numbers that are slow to use."""
         if constant(count) == 0:
             return ()
-        place = self.axis("z", count)
-        return (For(place, (Store(self.seen, (begin + first + place,), Const(0.0, self.dtype)),)),)
+        place, known = self.axis("z", count), constant(count)
+        kind = Kind() if known is not None and known < self.step.lanes else Kind("vector", self.step.lanes)
+        return (For(place, (Store(self.seen, (begin + first + place,), Const(0.0, self.dtype)),), kind),)
 
     def unmasked(self, where: dict[Window, Index]) -> Expr:
         """The input where masks are known to hold: loops go over nothing else."""
@@ -272,10 +284,10 @@ class _Blocks:
         own = {a: self.axis(a.name, self.count[a]) for a in inner}
         for a in inner:
             self.at[a] = self.first[a] + own[a]
-        return nested(list(own.values()), self.rows_of(own))
+        local = {a: ix(own[a]) if a in own else ix(0) for a in self.axes}
+        return nested(list(own.values()), self.rows_of(local))
 
-    def rows_of(self, own: dict[Axis, Axis]) -> tuple[Stmt, ...]:
-        local = {a: ix(b) for a, b in own.items()}
+    def rows_of(self, local: dict[Axis, Index]) -> tuple[Stmt, ...]:
         if self.down is None:
             return self.strip(local, 1)
         count, rows = self.count[self.down], self.step.rows
@@ -294,13 +306,35 @@ class _Blocks:
     def strip(self, local: dict[Axis, Index], rows: int) -> tuple[Stmt, ...]:
         """``rows`` places below the one at ``local``, for all lanes."""
         if self.lane is None:
-            return self.sums(local, rows)
-        lane = self.axis(self.along.name, self.count[self.along])
-        self.at[self.along] = self.first[self.along] + lane
-        body = self.sums({**local, self.along: ix(lane)}, rows)
-        return (For(lane, body, Kind("vector", self.step.lanes, "", self.step.flight)),)
+            accs, sums = self.sums(local, rows)
+            return (*sums, *self.results(local, accs))
+        lanes, known = self.step.lanes, constant(self.count[self.along])
+        if known is None or known % lanes == 0:
+            return (self.vectors(local, rows, self.count[self.along]),)
+        whole = known // lanes * lanes
+        main = () if not whole else (self.vectors(local, rows, ix(whole)),)
+        return (*main, *self.tail(local, rows, whole, known - whole))
 
-    def sums(self, local: dict[Axis, Index], rows: int) -> tuple[Stmt, ...]:
+    def vectors(self, local: dict[Axis, Index], rows: int, count: Index) -> For:
+        lane = self.axis(self.along.name, count)
+        self.at[self.along] = self.first[self.along] + lane
+        accs, sums = self.sums({**local, self.along: ix(lane)}, rows)
+        return For(lane, (*sums, *self.results(local, accs)), Kind("vector", self.step.lanes, "", self.step.flight))
+
+    def tail(self, local: dict[Axis, Index], rows: int, whole: int, count: int) -> tuple[Stmt, ...]:
+        """The last lanes of a row: sums of a whole vector, which need no mask as the copy has room, and what is made of some."""
+        lanes = self.step.lanes
+        part = Buffer(fresh("part", self.taken), self.dtype, (ix(rows * lanes),), (ONE,), "local")
+        lane = self.axis(self.along.name, lanes)
+        accs, sums = self.sums({**local, self.along: whole + ix(lane)}, rows)
+        kept = [Store(part, (n * lanes + ix(lane),), acc) for n, acc in enumerate(accs)]
+        own = self.axis(self.along.name, count)
+        self.at[self.along] = self.first[self.along] + whole + own
+        results = self.results(local, [Load(part, (n * lanes + ix(own),)) for n in range(rows)])
+        kind = Kind("vector", lanes)
+        return (Alloc(part), For(lane, (*sums, *kept), kind), For(own, tuple(results), kind))
+
+    def sums(self, local: dict[Axis, Index], rows: int) -> tuple[list[Var], list[Stmt]]:
         total = self.found.total
         accs = [Var(fresh(f"{total.name}_{n}", self.taken), total.dtype) for n in range(rows)]
         body: list[Stmt] = [Acc((a,), "add") for a in accs]
@@ -313,14 +347,18 @@ class _Blocks:
         for numbers in product(*(range(constant(w.tap.extent) or 0) for w in unrolled)):
             taps = {**{t: ix(a) for t, a in own.items()}, **{w.tap: ix(n) for w, n in zip(unrolled, numbers, strict=True)}}
             inner += self.taps(local, taps, window, accs)
-        body += nested(list(own.values()), tuple(inner))
-        for number, acc in enumerate(accs):
+        return accs, [*body, *nested(list(own.values()), tuple(inner))]
+
+    def results(self, local: dict[Axis, Index], sums: Sequence[Expr]) -> list[Stmt]:
+        """What is made of the sums of rows."""
+        body: list[Stmt] = []
+        for number, value in enumerate(sums):
             there = Substitution(self.at)
             if self.down is not None:
                 there.atoms[self.down] = self.first[self.down] + local[self.down] + number
-            there.rename(total.name, acc)
+            there.rename(self.found.total.name, value)
             body += renewed(there, self.found.rest, self.taken)
-        return tuple(body)
+        return body
 
     def taps(
         self, local: dict[Axis, Index], taps: dict[Axis, Index], window: Window | None, accs: Sequence[Var]
@@ -362,7 +400,7 @@ class _Blocks:
             row = local[window.place] * window.step
             at = at * high + (row + offset if window is down else row + taps[window.tap] * window.gap)
         if self.lane is None:
-            return at
+            return at * self.pitch + self.channel
         step = self.lane.step
         shift = taps[self.lane.tap] * self.lane.gap
         return at * (self.groups * self.pitch) + shift % step * self.pitch + shift // step + local[self.along]
