@@ -9,8 +9,7 @@
              out[…] = f(s0); …
            } } }
 
-The copy evaluates each element of the input once (casts, and what was inlined into it), has the masks of the edges apart, and
-brings what is a step apart together, so that lanes find neighbours in memory.  Lanes go along a dimension of places, as above, or
+What is copied how is in ``seen.py``.  Lanes go along a dimension of places, as above, or
 along another axis that results lie along (channels): then the copy has all channels of the block at each place, and the loop over
 lanes is outside of those over places, as weights are vectors.
 """
@@ -18,16 +17,17 @@ lanes is outside of those over places, as weights are vectors.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import ONE, Atom, Axis, Index, Opaque, constant, floordiv, ix, maximum, minimum, multiple_of
-from lowc.ir.nodes import Acc, Alloc, Buffer, Const, Expr, For, Kind, Let, Load, Op, Stmt, Store, Update, Var
+from lowc.ir.index import ONE, Axis, Index, constant, floordiv, ix, minimum, multiple_of
+from lowc.ir.nodes import Acc, Alloc, Buffer, Expr, For, Kind, Let, Load, Op, Stmt, Store, Update, Var
 from lowc.ir.walk import Substitution, has_check, parts, stores
 from lowc.scheduler.apply import conflict
-from lowc.scheduler.convolution import Convolution, Window, bounded, find, seen_at
+from lowc.scheduler.convolution import Convolution, Window, find
 from lowc.scheduler.nest import nested, numel
-from lowc.scheduler.rename import coordinate, coordinates, fresh, renewed
-from lowc.scheduler.tiles import STACK
+from lowc.scheduler.rename import coordinates, fresh, renewed
+from lowc.scheduler.seen import Seen
 
 UNROLLED = 30  # taps up to which all are unrolled; of more, those along one dimension
 
@@ -79,31 +79,13 @@ class _Blocks:
         self.windows = {w.place: w for w in found.windows}
         self.lane = self.windows.get(self.along)
         self.sizes = {a: self.size(a, dict(step.tile)) for a in self.axes}
-        self.first: dict[Axis, Index] = {}
-        self.count: dict[Axis, Index] = {}
-        self.at: dict[Atom, Index] = {}
         self.dtype = found.data.dtype
         self.weights: dict[tuple[int, ...], Expr] = {}
-        taps = [constant(w.tap.extent) or 0 for w in found.windows]
-        self.rolled = numel([ix(n) for n in taps]) != ix(0) and (constant(numel([ix(n) for n in taps])) or 0) > UNROLLED
-        # rows of the copy, by window: those of lanes are last, in groups of what is a step apart
-        others = [w for w in found.windows if w is not self.lane]
-        self.rows = [(w, self.span(w)) for w in others]
-        wide = self.sizes[self.along] if self.lane is None else -(-self.span(self.lane) // self.lane.step)
-        self.pitch = -(-wide // step.lanes) * step.lanes
-        self.groups = 1 if self.lane is None else self.lane.step
-        total = self.groups * self.pitch
-        for _, high in self.rows:
-            total *= high
-        self.over = 0
-        if self.lane is not None:  # vectors that hang over the last row
-            self.over = step.lanes + ((constant(self.lane.tap.extent) or 0) - 1) * self.lane.gap // self.lane.step
-            total += self.over
-        if total * self.dtype.bytes > STACK:
-            raise ScheduleError(f"a block of {step.tile} sees {total} elements")
-        self.seen = Buffer(fresh("seen", taken), self.dtype, (ix(total),), (ONE,), "local")
-        wide = self.groups * (self.pitch + step.lanes)
-        self.row = Buffer(fresh("row", taken), self.dtype, (ix(wide),), (ONE,), "local")
+        self.rolled = prod(constant(w.tap.extent) or 0 for w in found.windows) > UNROLLED
+        over = 0 if self.lane is None else step.lanes + ((constant(self.lane.tap.extent) or 0) - 1) * self.lane.gap
+        self.seen = Seen(found, self.sizes, self.along, step.lanes, True, over, taken)
+        self.first, self.count, self.at = self.seen.first, self.seen.count, self.seen.at
+        self.channel = ix(0)
 
     def size(self, axis: Axis, tile: dict[str, int]) -> int:
         """Places along ``axis`` that a block has at most."""
@@ -115,11 +97,6 @@ class _Blocks:
             if wanted < 1:
                 raise ScheduleError(f"a block has {wanted} places along {axis.name}")
         return wanted
-
-    def span(self, window: Window) -> int:
-        """How much of the input a block sees through ``window``."""
-        taps = constant(window.tap.extent) or 0
-        return (self.sizes[window.place] - 1) * window.step + (taps - 1) * window.gap + 1
 
     def axis(self, name: str, extent: int | Index) -> Axis:
         return Axis(fresh(name, self.taken), ix(extent))
@@ -143,11 +120,9 @@ class _Blocks:
         return (For(number, body, self.step.kind),)
 
     def block(self) -> tuple[Stmt, ...]:
-        end = self.few(ix(0), self.seen.shape[0] - self.over, ix(self.over))
-        row = (Alloc(self.row, "add"),) if self.groups > 1 else ()
-        copy = (*row, Alloc(self.seen), *end, *self.copied(0, ix(0), {}))
         if self.lane is not None:
-            return (*self.kept_weights(), *copy, *self.places())
+            return (*self.kept_weights(), *self.seen.copied(), *self.places())
+        copy = self.seen.copied()
         lane = self.axis(self.along.name, self.count[self.along])
         self.at[self.along], self.channel = self.first[self.along] + lane, ix(lane)
         return (*copy, For(lane, (*self.kept_weights(), *self.places()), Kind("vector", self.step.lanes)))
@@ -185,96 +160,6 @@ class _Blocks:
         if self.rolled:
             return Load(self.array, (self.number(taps),))
         return self.weights[tuple([constant(taps[w.tap]) or 0 for w in self.found.windows])]
-
-    # ------------------------------------------------------------ the input
-
-    def copied(self, depth: int, start: Index, where: dict[Window, Index]) -> tuple[Stmt, ...]:
-        """Loops that fill the copy from ``start`` on; ``where`` has the places of the input along the windows before."""
-        inner = self.groups * self.pitch
-        for _, high in self.rows[depth + 1 :]:
-            inner *= high
-        if depth == len(self.rows):
-            return self.copied_lanes(start, where)
-        window, _ = self.rows[depth]
-        used = (self.count[window.place] - 1) * window.step + ((constant(window.tap.extent) or 0) - 1) * window.gap + 1
-        row = self.axis(f"{window.place.name}_r", used)
-        out: list[Stmt] = []
-        low, high = (
-            coordinate(name, limit, self.taken, out)
-            for name, limit in zip(("low", "high"), self.bounds({**where, window: self.origin(window) + row}, row), strict=True)
-        )
-        if constant(low) != 0:
-            out += self.zeros(window.place.name, ix(0), low, inner, start)
-        inside = self.axis(f"{window.place.name}_r", high - low)
-        at = low + inside
-        body = self.copied(depth + 1, start + at * inner, {**where, window: self.origin(window) + at})
-        out.append(For(inside, body))
-        if high != used:
-            out += self.zeros(window.place.name, high, used - high, inner, start)
-        return tuple(out)
-
-    def origin(self, window: Window) -> Index:
-        return self.first[window.place] * window.step
-
-    def bounds(self, where: dict[Window, Index], axis: Axis) -> tuple[Index, Index]:
-        """(first, behind the last) of ``axis``, of which the input is no 0 by a mask."""
-        low, high, _ = bounded(self.seen_where(where), axis)
-        first = ix(0) if low is None else maximum(0, minimum(low, axis.extent))
-        last = axis.extent if high is None else minimum(axis.extent, maximum(high, first))
-        return first, last
-
-    def seen_where(self, where: dict[Window, Index]) -> Expr:
-        return Substitution(self.at).expr(seen_at(self.found.data, where))
-
-    def zeros(self, name: str, first: Index, count: Index, inner: int, start: Index) -> tuple[Stmt, ...]:
-        row = self.axis(f"{name}_z", count)
-        place = self.axis("z", inner)
-        store = Store(self.seen, (start + (first + row) * inner + place,), Const(0.0, self.dtype))
-        return (For(row, (For(place, (store,), Kind("vector", self.step.lanes)),)),)
-
-    def copied_lanes(self, start: Index, where: dict[Window, Index]) -> tuple[Stmt, ...]:
-        """One row of the copy."""
-        if self.lane is None:
-            channel = self.axis(self.along.name, self.count[self.along])
-            self.at[self.along] = self.first[self.along] + channel
-            store = Store(self.seen, (start + channel,), self.unmasked(where))
-            return (For(channel, (store,), Kind("vector", self.step.lanes)),)
-        lanes, step, taps = self.step.lanes, self.lane.step, constant(self.lane.tap.extent) or 0
-        used = (self.count[self.along] - 1) * step + (taps - 1) * self.lane.gap + 1
-        column = self.axis(self.along.name, used)
-        low, high = self.bounds({**where, self.lane: self.origin(self.lane) + column}, column)
-        inside = self.axis(self.along.name, high - low)
-        value = self.unmasked({**where, self.lane: self.origin(self.lane) + low + inside})
-        vector = Kind("vector", lanes)
-        if step > 1:  # beside what is copied, the row is 0 for all rows
-            out: list[Stmt] = [For(inside, (Store(self.row, (low + inside,), value),), vector)]
-            for group in sorted({tap * self.lane.gap % step for tap in range(taps)}):
-                place = self.axis(self.along.name, self.pitch)
-                apart = Load(self.row, (ix(place) * step + group,))
-                out.append(For(place, (Store(self.seen, (start + group * self.pitch + place,), apart),), vector))
-            return tuple(out)
-        known = constant(high)
-        copy = For(inside, (Store(self.seen, (start + low + inside,), value),), vector)
-        if known is not None and self.pitch - lanes <= known < self.pitch:
-            # one vector of zeros, of which a part is overwritten
-            return (*self.few(start, ix(0), low), *self.few(start, ix(self.pitch - lanes), ix(lanes)), copy)
-        return (*self.few(start, ix(0), low), copy, *self.few(start, high, self.pitch - high))
-
-    def few(self, begin: Index, first: Index, count: Index) -> tuple[Stmt, ...]:
-        """Zeros beside a row: what vectors see beyond it could be numbers that are slow to use."""
-        if constant(count) == 0:
-            return ()
-        place, known = self.axis("z", count), constant(count)
-        kind = Kind() if known is not None and known < self.step.lanes else Kind("vector", self.step.lanes)
-        return (For(place, (Store(self.seen, (begin + first + place,), Const(0.0, self.dtype)),), kind),)
-
-    def unmasked(self, where: dict[Window, Index]) -> Expr:
-        """The input where masks are known to hold: loops go over nothing else."""
-        names = {w: Opaque(w.place.name) for w in where}
-        value = seen_at(self.found.data, {w: ix(n) for w, n in names.items()})
-        for name in names.values():
-            value = bounded(value, name)[2]
-        return Substitution({**self.at, **{names[w]: place for w, place in where.items()}}).expr(value)
 
     # ------------------------------------------------------------ the output
 
@@ -370,7 +255,7 @@ class _Blocks:
         def seen(offset: int) -> Var:
             if offset not in named:
                 named[offset] = Var(fresh("x", self.taken), self.dtype)
-                out.append(Let(named[offset], Load(self.seen, (self.place(local, taps, window, offset),))))
+                out.append(Let(named[offset], Load(self.seen.memory, (self.place(local, taps, window, offset),))))
             return named[offset]
 
         def add(row: int, offset: int, weight: Expr) -> None:
@@ -395,12 +280,5 @@ class _Blocks:
 
     def place(self, local: dict[Axis, Index], taps: dict[Axis, Index], down: Window | None, offset: int) -> Index:
         """Where in the copy the input is for taps, and ``offset`` below the first row's first."""
-        at = ix(0)
-        for window, high in self.rows:
-            row = local[window.place] * window.step
-            at = at * high + (row + offset if window is down else row + taps[window.tap] * window.gap)
-        if self.lane is None:
-            return at * self.pitch + self.channel
-        step = self.lane.step
-        shift = taps[self.lane.tap] * self.lane.gap
-        return at * (self.groups * self.pitch) + shift % step * self.pitch + shift // step + local[self.along]
+        shift = {w: ix(offset) if w is down else taps[w.tap] * w.gap for w in self.found.windows}
+        return self.seen.place(local, shift, self.channel if self.lane is None else local[self.along])
