@@ -49,7 +49,7 @@ def convolution(
         raise NotLowered(f"a convolution of {input.dtype}{list(input.shape)} and {weight.dtype}{list(weight.shape)}")
     steps, pads, gaps = (tuple([ix(n) for n in _each(values, spatial)]) for values in (stride, padding, dilation))
     groups = ix(groups)
-    why = "a library's: it is transposed" if transposed else _unfit(out, input, weight, gaps, groups)
+    why = "a library's: it is transposed" if transposed else _unfit(out, input, weight, (steps, pads, gaps), groups)
     if not why and not (b.alone and b.atomic):
         why = b.convolution(input, weight, out, steps, groups)
     if not why:
@@ -106,22 +106,28 @@ def convolution(
     return target
 
 
-def _unfit(out: TensorMeta, input: Value, weight: Value, gaps: Coords, groups: Index) -> str:
+def _unfit(out: TensorMeta, input: Value, weight: Value, window: tuple[Coords, Coords, Coords], groups: Index) -> str:
     """Why no schedule would find its form in a convolution, "" if one does: all sizes but the number of images must be known."""
     channels, made, count = (constant(n) for n in (input.shape[1], out.shape[1], groups))
-    sizes = [constant(n) for n in (*input.shape[1:], *weight.shape, *out.shape[1:], *gaps)]
+    steps, pads, gaps = ([constant(n) or 0 for n in numbers] for numbers in window)
+    sizes = [constant(n) for n in (*input.shape[1:], *weight.shape, *out.shape[1:], *window[0], *window[1], *window[2])]
     if any(n is None for n in sizes) or channels is None or made is None:
         return "a library's: a size of it only the call tells"
-    if 0 in sizes or constant(out.shape[0]) == 0:
+    if 0 in (*sizes[: -2 * len(pads)], *gaps) or constant(out.shape[0]) == 0:
         return "a library's: it is of no elements"
     taps = [constant(n) or 0 for n in weight.shape[2:]]
-    spans = [(tap - 1) * (constant(gap) or 0) + 1 for tap, gap in zip(taps, gaps, strict=True)]
+    spans = [(tap - 1) * gap + 1 for tap, gap in zip(taps, gaps, strict=True)]
     if len(taps) > 2 or max(spans) > SPAN or prod(taps) > SPAN:
         return f"a library's: its {'x'.join(map(str, taps))} taps span {'x'.join(map(str, spans))} elements"
+    if any(s >= t * g and t > 1 and not p for s, t, g, p in zip(steps, taps, gaps, pads, strict=True)):
+        return "a library's: no two places see the same element"
     lies = [constant(s) for s in out.strides]
     across = lies[-1] == 1
     if not across and lies[1] != 1:
         return "a library's: results are contiguous along no channel and no row"
+    if count == 1 and channels > 1:
+        fits = across and made > 1 and taps[-1] > 1
+        return "" if fits else f"a library's: {made} channels of {channels}, {'x'.join(map(str, taps))} taps"
     if count != channels or prod(taps) < 2:
         return f"a library's: {count} groups of {channels} channels"
     if made != channels and not across:

@@ -2,18 +2,21 @@
 be faster than ATen's."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Axis, Index, constant, split
 from lowc.ir.nodes import PARALLEL, For, Kernel, Kind
 from lowc.ir.types import DType, bf16, f32
-from lowc.ir.walk import stores
+from lowc.ir.walk import free_atoms, stores
 from lowc.options import Options
 from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.contract import Step
 from lowc.scheduler.convolution import Convolution, find
 from lowc.scheduler.depthwise import Depthwise
+from lowc.scheduler.direct import Direct
 from lowc.scheduler.nest import estimate, iterations
+from lowc.scheduler.tiles import STACK
 from lowc.target import Target
 
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool], str]
@@ -68,7 +71,7 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
         work *= max(1, estimate(tap.extent))
     parallel = threads and target.cores > 1 and work // lanes >= PARALLEL_WORK
     kind = PARALLEL if parallel else Kind()
-    steps = (_depthwise(found, lanes, target, kind),) if not found.depth else ()
+    steps: tuple[Step | None, ...] = (_direct if found.depth else _depthwise)(found, lanes, target, kind),
     return tuple([(step,) for step in steps if step is not None])
 
 
@@ -115,6 +118,65 @@ def _depthwise(found: Convolution, lanes: int, target: Target, kind: Kind) -> St
         axes[0].name, along.name, "" if down is None else down.name, tuple(tile), 1 if down is None else rows, lanes,
         4 if down is None else 1, kind,
     )  # fmt: skip
+
+
+TILES = ((8, 3), (6, 4), (12, 2), (4, 6))  # channels, and vectors of places, of a tile of registers
+NARROW_TILES = ((4, 3), (6, 2))  # with 16 registers
+SLICE = 512  # products in a sum before it is added to others
+COPY = 0.25  # cycles for an element of the input
+RESULT = 0.5  # and for one of the output
+START = 30.0  # and for a tile
+
+
+def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step | None:
+    """Rows, channels and tiles of the least cost, in cycles of a core that starts two multiply-adds in each."""
+    axes = [f.axis for f in found.outer]
+    windows = {w.place: w for w in found.windows}
+    along = _along(found)
+    used = free_atoms(found.data)
+    channels = next((a for a in reversed(axes) if a not in used and a in free_atoms(found.weight)), None)
+    if along not in windows or channels is None or len(found.depth) != 1:
+        return None
+    down = next((a for a in axes if a in windows and a != along), None)
+    across, wide, deep, made = windows[along], *(constant(a.extent) or 0 for a in (along, found.depth[0], channels))
+    high = 1 if down is None else constant(down.extent) or 0
+    taps = prod(constant(w.tap.extent) or 0 for w in found.windows)
+    batch = prod(estimate(a.extent) for a in axes if a not in (along, down, channels))
+    pitch = wide + ((constant(across.tap.extent) or 0) - 1) * across.gap // across.step
+    cores = target.cores if kind == PARALLEL else 1
+    best: tuple[float, Direct] | None = None
+    for rows in _shares(high):
+        seen = rows
+        if down is not None:
+            window = windows[down]
+            seen = (rows + ((constant(window.tap.extent) or 0) - 1) * window.gap // window.step) * window.step
+        room = deep * seen * across.step * pitch
+        for tall, vectors in TILES if target.registers >= 32 else NARROW_TILES:
+            if room * found.data.dtype.bytes > min(target.l2 // 2, STACK // 2):
+                continue
+            places = -(-((rows - 1) * pitch + wide) // (vectors * lanes))
+            for split_ in (1, 2, 4, 8):
+                count = -(-made // (tall * split_)) * tall
+                if split_ > 1 and count * (split_ - 1) >= made:
+                    continue
+                cycles = max(tall * vectors / 2, (2 * vectors + tall) / 2) * deep * taps + START
+                work = room * COPY + count // tall * places * cycles + count * rows * wide * RESULT
+                blocks = batch * -(-high // rows) * split_
+                total = -(-blocks // cores) * work
+                if best is None or total < best[0]:
+                    size = max(1, SLICE // taps)
+                    slices = -(-deep // size)
+                    step = Direct(
+                        axes[0].name, along.name, "" if down is None else down.name, rows, (channels.name, count),
+                        (tall, vectors * lanes), -(-deep // slices), lanes, kind,
+                    )  # fmt: skip
+                    best = total, step
+    return None if best is None else best[1]
+
+
+def _shares(extent: int) -> list[int]:
+    """Numbers of rows that share ``extent`` evenly."""
+    return sorted({-(-extent // n) for n in range(1, extent + 1)}) or [1]
 
 
 def _share(extent: int, most: int, unit: int) -> int:

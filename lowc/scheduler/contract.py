@@ -6,6 +6,7 @@ from lowc.scheduler import apply as primitives
 from lowc.scheduler.ahead import Ahead, ahead
 from lowc.scheduler.apply import Primitive, at_loop
 from lowc.scheduler.depthwise import Depthwise, depthwise
+from lowc.scheduler.direct import Direct, direct
 from lowc.scheduler.dots import Dots, dots
 from lowc.scheduler.gather import Gather, gather
 from lowc.scheduler.grid import Grid, grid
@@ -18,7 +19,7 @@ from lowc.scheduler.relay import Relayed, relayed
 from lowc.scheduler.settle import Settle, settle
 from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
-Blocks = Online | OnlineDots | Relayed | Depthwise
+Blocks = Online | OnlineDots | Relayed | Depthwise | Direct
 Step = Primitive | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Blocks
 
 
@@ -48,6 +49,8 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
         body = at_loop(body, step.axis, lambda loop: online_dots(loop, step, taken))
     elif isinstance(step, Depthwise):
         body = at_loop(body, step.axis, lambda loop: depthwise(loop, step, taken))
+    elif isinstance(step, Direct):
+        body = at_loop(body, step.axis, lambda loop: direct(loop, step, taken))
     elif isinstance(step, Settle):
         body = settle(body, step)
     elif isinstance(step, Dots):

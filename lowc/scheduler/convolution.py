@@ -8,7 +8,8 @@ SCHEDULED kernels.
     } } } }
 
 That ``x`` is seen through a window is found in its indices: with h and i they all change as ``h*step + i*gap`` does, for the same
-two numbers.  So it may be any expression of which this is true: masked loads, casts, what ``inline`` has brought there.
+two numbers.  So it may be any expression of which this is true: masked loads, casts, what ``inline`` has brought there.  Windows of
+which no two see the same element, and none sees beyond the edge, are none.
 """
 
 from collections.abc import Sequence
@@ -117,7 +118,12 @@ def _window(data: Expr, place: Axis, tap: Axis) -> Window | None:
         if ratio not in (None, (abs(step) // common, abs(gap) // common)):
             return None
         ratio = abs(step) // common, abs(gap) // common
-    return None if ratio is None else Window(place, tap, *ratio)
+    if ratio is None:
+        return None
+    # images and channels are like places and taps of which no two meet, but for masks
+    meet = ratio[0] < ratio[1] * (constant(tap.extent) or 0)
+    masked = any(isinstance(p, FromIndex) and depends_on(p.index, tap) for p in parts(data))
+    return Window(place, tap, *ratio) if meet or masked else None
 
 
 def _indices(expr: Expr) -> list[Index]:

@@ -1,6 +1,8 @@
 """The primitive ``Depthwise``: a convolution that sums over taps alone, by blocks of places of the output.
 
-    for c { for h in 56 { for w in 56 { acc s = add; for i in 3 { for j in 3 { s add= product(x[…], weight[c, i, j]) } }; out[…] = f(s) } } }
+    for c { for h in 56 { for w in 56 {
+      acc s = add; for i in 3 { for j in 3 { s add= product(x[…], weight[c, i, j]) } }; out[…] = f(s)
+    } } }
       →  for g in … parallel {                                     # each block: one channel, so many rows
            alloc seen: f32[30*64]; copies of rows of x, zeros where x ends
            for h_o in 7 { for w in 56 vector(16) {
@@ -22,12 +24,11 @@ from math import prod
 from lowc.errors import ScheduleError
 from lowc.ir.index import ONE, Axis, Index, constant, floordiv, ix, minimum, multiple_of
 from lowc.ir.nodes import Acc, Alloc, Buffer, Expr, For, Kind, Let, Load, Op, Stmt, Store, Update, Var
-from lowc.ir.walk import Substitution, has_check, parts, stores
-from lowc.scheduler.apply import conflict
-from lowc.scheduler.convolution import Convolution, Window, find
+from lowc.ir.walk import Substitution
+from lowc.scheduler.convolution import Convolution, Window
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.rename import coordinates, fresh, renewed
-from lowc.scheduler.seen import Seen
+from lowc.scheduler.seen import Seen, convolution
 
 UNROLLED = 30  # taps up to which all are unrolled; of more, those along one dimension
 
@@ -50,18 +51,9 @@ class Depthwise:
 
 def depthwise(loop: For, step: Depthwise, taken: set[str]) -> tuple[Stmt, ...]:
     """``loop`` by blocks; raises ScheduleError where it is no such convolution."""
-    found = find(loop)
-    if found is None or found.depth:
-        raise ScheduleError(f"the loop over {step.axis} sums over more than taps, or not through a window")
-    if has_check(found.data) or has_check(found.weight):
-        raise ScheduleError("a factor that is checked is evaluated where it stands")
-    written = {id(s.buffer) for s in stores(found.rest)}
-    factors = [p for e in (found.data, found.weight) for p in parts(e) if isinstance(p, Load)]
-    if any(id(p.buffer) in written for p in factors):
-        raise ScheduleError("a factor is read from memory that the kernel writes")
-    for each in found.outer:
-        if why := conflict(each, step.kind):
-            raise ScheduleError(f"blocks of {each.axis.name} meet: {why}")
+    found = convolution(loop, step.kind)
+    if found.depth:
+        raise ScheduleError(f"the loop over {step.axis} sums over more than taps")
     names = {f.axis.name for f in found.outer}
     if step.along not in names or step.down not in names | {""} or step.along == step.down:
         raise ScheduleError(f"lanes along {step.along}, rows along {step.down}")

@@ -12,11 +12,28 @@ from collections.abc import Sequence
 from lowc.errors import ScheduleError
 from lowc.ir.index import ONE, Atom, Axis, Index, Opaque, constant, floordiv, ix, maximum, minimum, mod
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Load, Stmt, Store
-from lowc.ir.walk import Substitution
-from lowc.scheduler.convolution import Convolution, Window, bounded, seen_at
+from lowc.ir.walk import Substitution, has_check, parts, stores
+from lowc.scheduler.apply import conflict
+from lowc.scheduler.convolution import Convolution, Window, bounded, find, seen_at
 from lowc.scheduler.nest import nested
 from lowc.scheduler.rename import coordinate, fresh
 from lowc.scheduler.tiles import STACK
+
+
+def convolution(loop: For, kind: Kind) -> Convolution:
+    """What ``loop`` is; raises ScheduleError where that cannot be done by blocks that run in a loop of ``kind``."""
+    found = find(loop)
+    if found is None:
+        raise ScheduleError(f"the loop over {loop.axis.name} is no convolution")
+    if has_check(found.data) or has_check(found.weight):
+        raise ScheduleError("a factor that is checked is evaluated where it stands")
+    written = {id(s.buffer) for s in stores(found.rest)}
+    if any(isinstance(p, Load) and id(p.buffer) in written for e in (found.data, found.weight) for p in parts(e)):
+        raise ScheduleError("a factor is read from memory that the kernel writes")
+    for each in found.outer:
+        if why := conflict(each, kind):
+            raise ScheduleError(f"blocks of {each.axis.name} meet: {why}")
+    return found
 
 
 class Seen:

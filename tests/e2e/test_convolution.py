@@ -117,3 +117,11 @@ def cases(rank: int, most: int) -> st.SearchStrategy[Case]:
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_depthwise_of_any_shape(case: Case, isa: str) -> None:
     check(depthwise(case), case, isa)
+
+
+def direct(case: Case) -> tuple[Callable[..., Tensor], list[Tensor | None]]:
+    """``case`` with all channels in one group, and as many results as ``times`` says, and one more."""
+    torch.manual_seed(0)
+    x = LAYOUTS[case.layout](torch.randn(case.n, case.c, *case.sizes).to(case.dtype))
+    w = torch.randn(case.c * case.times + 1, case.c, *case.taps).to(case.dtype)
+    return function(case, 1), [x, w, torch.randn(len(w)).to(case.dtype) if case.bias else None]
