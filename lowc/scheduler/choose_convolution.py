@@ -13,7 +13,7 @@ from lowc.options import Options
 from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.contract import Step
 from lowc.scheduler.convolution import Convolution, find
-from lowc.scheduler.depthwise import Depthwise
+from lowc.scheduler.depthwise import UNROLLED, Depthwise
 from lowc.scheduler.direct import Direct
 from lowc.scheduler.nest import estimate, iterations
 from lowc.scheduler.tiles import STACK
@@ -21,8 +21,12 @@ from lowc.target import Target
 
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool], str]
 OTHERS = "a library's (lowc's own with option convolution='own')"
+SCRATCH = 24 << 10  # bytes of a block's input, which stay in the L1 cache
+ROWS, MANY = (4, 7, 5, 3), (8, 7, 6, 5)  # places whose sums are in registers, for few taps and for many, by preference
 NARROW = 7  # places along lanes below which most of a vector is idle
 CHANNELS = 16  # likewise channels
+SHALLOW = 4  # channels of the input up to which steps do no harm
+WEIGHTS = 1 << 20  # which stay in the caches while images are read
 
 
 def library(target: Target, options: Options) -> Whose:
@@ -32,8 +36,9 @@ def library(target: Target, options: Options) -> Whose:
     """
 
     def why(
-        dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta, steps: Sequence[Index], groups: Index, followed: bool
-    ) -> str:
+        dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta,
+        steps: Sequence[Index], groups: Index, followed: bool,
+    ) -> str:  # fmt: skip
         if options.convolution == "library":
             return "option convolution='library'"
         if target.kind != "x86":
@@ -44,7 +49,7 @@ def library(target: Target, options: Options) -> Whose:
             return "option numerics='strict'"
         if target.vector_bits < 512 or dtype not in (f32, bf16):
             return "a library's: lowc's own was measured for f32 and bf16 on AVX-512 (there is option convolution='own')"
-        return _depthwise_slower(out, followed)
+        return _depthwise_slower(out, followed) if constant(w[1]) == 1 else _direct_slower(dtype, w, out, steps, followed)
 
     return why
 
@@ -56,6 +61,21 @@ def _depthwise_slower(out: TensorMeta, followed: bool) -> str:
     if (constant(out.shape[1]) or 0) < CHANNELS:
         return f"{OTHERS}: {out.shape[1]} channels"
     return "" if followed else f"{OTHERS}: channels lie side by side, and no pointwise op follows"
+
+
+def _direct_slower(
+    dtype: DType, w: Sequence[Index], out: TensorMeta, steps: Sequence[Index], followed: bool
+) -> str:
+    """Why a convolution of all channels, the results of which lie along rows, is not known to be faster by lowc's own."""
+    if dtype != f32:
+        return f"{OTHERS}: it is of {dtype}"
+    if (constant(out.shape[-1]) or 0) < NARROW or (constant(out.shape[1]) or 0) < CHANNELS:
+        return f"{OTHERS}: rows of {out.shape[-1]}, {out.shape[1]} channels"
+    if any(constant(n) != 1 for n in steps) and (constant(w[1]) or 0) > SHALLOW:
+        return f"{OTHERS}: places are {'x'.join(map(str, steps))} apart"
+    if prod(constant(n) or 0 for n in w) > WEIGHTS:
+        return f"{OTHERS}: {'x'.join(map(str, w))} weights"
+    return "" if followed else f"{OTHERS}: no pointwise op follows"
 
 
 def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, ...], ...]:
@@ -75,7 +95,6 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
     return tuple([(step,) for step in steps if step is not None])
 
 
-SCRATCH = 24 << 10
 
 
 def _depthwise(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step | None:
@@ -83,10 +102,8 @@ def _depthwise(found: Convolution, lanes: int, target: Target, kind: Kind) -> St
     along = _along(found)
     windows = {w.place: w for w in found.windows}
     down = next((a for a in reversed(axes) if a in windows and a != along), None)
-    taps = 1
-    for w in found.windows:
-        taps *= constant(w.tap.extent) or 0
-    rows = 4 if taps <= 30 else 8
+    taps = prod(constant(w.tap.extent) or 0 for w in found.windows)
+    likely, rows = ROWS if taps <= UNROLLED else MANY, 1
     tile: list[tuple[str, int]] = []
     across = 1
     if along in windows:
@@ -103,7 +120,7 @@ def _depthwise(found: Convolution, lanes: int, target: Target, kind: Kind) -> St
         high = constant(down.extent)
         if high is None:
             return None
-        rows = min(rows, high)
+        rows = min(next((n for n in likely if high % n == 0), likely[0]), high)
         window = windows[down]
         span = (constant(window.tap.extent) or 0) * window.gap
         room = max(rows, (SCRATCH // 4 // across - span) // window.step)
@@ -115,15 +132,17 @@ def _depthwise(found: Convolution, lanes: int, target: Target, kind: Kind) -> St
                 return None
             tile.append((axis.name, _share(high, 8, 1)))
     return Depthwise(
-        axes[0].name, along.name, "" if down is None else down.name, tuple(tile), 1 if down is None else rows, lanes,
+        axes[0].name, along.name, "" if down is None else down.name, tuple(tile), rows, lanes,
         4 if down is None else 1, kind,
     )  # fmt: skip
 
 
-TILES = ((8, 3), (6, 4), (12, 2), (4, 6))  # channels, and vectors of places, of a tile of registers
+TILES = ((8, 3), (8, 2), (6, 4), (12, 2))  # channels, and vectors of places, of a tile of registers
 NARROW_TILES = ((4, 3), (6, 2))  # with 16 registers
 SLICE = 512  # products in a sum before it is added to others
 COPY = 0.25  # cycles for an element of the input
+WEIGHT = 2.0  # for a weight that is copied,
+NEAR, FAR = 0.15, 0.5  # and for one that comes from the L2 cache, or from farther away
 RESULT = 0.5  # and for one of the output
 START = 30.0  # and for a tile
 
@@ -152,15 +171,17 @@ def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step 
             seen = (rows + ((constant(window.tap.extent) or 0) - 1) * window.gap // window.step) * window.step
         room = deep * seen * across.step * pitch
         for tall, vectors in TILES if target.registers >= 32 else NARROW_TILES:
-            if room * found.data.dtype.bytes > min(target.l2 // 2, STACK // 2):
+            if room * found.data.dtype.bytes > min(target.l2 * 3 // 10, STACK // 2):
                 continue
             places = -(-((rows - 1) * pitch + wide) // (vectors * lanes))
             for split_ in (1, 2, 4, 8):
                 count = -(-made // (tall * split_)) * tall
                 if split_ > 1 and count * (split_ - 1) >= made:
                     continue
-                cycles = max(tall * vectors / 2, (2 * vectors + tall) / 2) * deep * taps + START
+                cycles = max(tall * vectors / 2, (2 * vectors + tall) / 1.4) * deep * taps + START
                 work = room * COPY + count // tall * places * cycles + count * rows * wide * RESULT
+                near = made * deep * taps * found.data.dtype.bytes <= target.l2 // 2
+                work += count * deep * taps * (WEIGHT if made % tall else NEAR if near else FAR)
                 blocks = batch * -(-high // rows) * split_
                 total = -(-blocks // cores) * work
                 if best is None or total < best[0]:

@@ -163,40 +163,49 @@ class _Blocks:
             at = at * window.tap.extent + taps[window.tap]
         return at
 
+    def weight(self, first: Index, row: Index, start: Index, depth: Index, taps: dict[Axis, Index]) -> Expr:
+        if not self.direct:
+            return Load(self.weights, (self.weight_place(row, depth, taps),))
+        there = Substitution({**self.at, self.channels: first + row, self.depth: start + depth})
+        there.atoms.update(taps)
+        return there.expr(self.found.weight)
+
     # ------------------------------------------------------------ sums
 
     def tile(self, first: Index, start: Index, deep: Index, place: Index, sliced: bool) -> tuple[Stmt, ...]:
         """The sums of a tile over a slice; they go to ``sums``."""
         high, wide = self.step.tile
         vectors, unroll = Kind("vector", self.step.lanes, "", wide // self.step.lanes), Kind("unroll", high)
-        tile, line = self.array("tile", high * wide), self.array("line", wide)
+        tile = self.array("tile", high * wide)
         depth = self.axis(self.depth.name, deep)
-        taps = {w.tap: self.axis(w.tap.name, w.tap.extent) for w in self.found.windows}
-        filled, column, across = (self.axis("p", wide) for _ in range(3))
-        row, down = self.axis("o", high), self.axis("o", high)
-        shift = {w: ix(taps[w.tap]) * w.gap for w in self.found.windows}
+        looped = [w for w in self.found.windows if w.place != self.along or w.step == 1]
+        own = {w.tap: self.axis(w.tap.name, w.tap.extent) for w in looped}
+        across, down = self.axis("p", wide), self.axis("o", high)
         local = {} if self.down is None else {self.down: ix(0)}
-        seen = (start + depth) * self.seen.plane + self.seen.place(local, shift, place + filled)
-        weight: Expr
-        if self.direct:
-            there = Substitution({**self.at, self.channels: first + row, self.depth: start + depth})
-            there.atoms.update((t, ix(a)) for t, a in taps.items())
-            weight = there.expr(self.found.weight)
-        else:
-            weight = Load(self.weights, (self.weight_place(ix(row), ix(depth), {t: ix(a) for t, a in taps.items()}),))
-        one = Var(fresh("weight", self.taken), self.dtype)
-        product = Op("product", (one, Load(line, (ix(column),))), self.dtype)
-        body: tuple[Stmt, ...] = (
-            Alloc(line),
-            For(filled, (Store(line, (ix(filled),), Load(self.seen.memory, (seen,))),), vectors),
-            For(row, (Let(one, weight), For(column, (Store(tile, (ix(row) * wide + column,), product, None, "add"),), vectors)), unroll),
-        )
+        body: list[Stmt] = []
+        # which of its phases a tap sees is known once taps are
+        (lane,) = [w for w in self.found.windows if w.place == self.along]
+        for number in range(1 if lane in looped else constant(lane.tap.extent) or 0):
+            taps = {lane.tap: ix(number), **{t: ix(a) for t, a in own.items()}}
+            line = self.array("line", wide)
+            filled, column, each = self.axis("p", wide), self.axis("p", wide), self.axis("o", high)
+            shift = {w: taps[w.tap] * w.gap for w in self.found.windows}
+            seen = (start + depth) * self.seen.plane + self.seen.place(local, shift, place + filled)
+            one = Var(fresh("weight", self.taken), self.dtype)
+            product = Op("product", (one, Load(line, (ix(column),))), self.dtype)
+            add = Store(tile, (ix(each) * wide + column,), product, None, "add")
+            weight = self.weight(first, ix(each), start, ix(depth), taps)
+            body += [
+                Alloc(line),
+                For(filled, (Store(line, (ix(filled),), Load(self.seen.memory, (seen,))),), vectors),
+                For(each, (Let(one, weight), For(column, (add,), vectors)), unroll),
+            ]
         done = Store(
             self.sums, (ix(down) * self.wide + place + across,), Load(tile, (ix(down) * wide + across,)), None, "add" if sliced else ""
         )
         return (
             Alloc(tile, "add"),
-            *nested([depth, *taps.values()], body),
+            *nested([depth, *own.values()], tuple(body)),
             For(down, (For(across, (done,), vectors),), unroll),
         )
 
