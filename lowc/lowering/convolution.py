@@ -16,7 +16,7 @@ then bring into the product.  Transposed, x is read at (p + padding - tap*dilati
 """
 
 from collections.abc import Sequence
-from math import prod
+from math import gcd, prod
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
@@ -106,6 +106,12 @@ def convolution(
     return target
 
 
+def _meet(step: int, taps: int, gap: int, pad: int, places: int) -> bool:
+    """Whether there is a window that can be told from images and channels: places share elements, or see beyond the edge."""
+    common = gcd(step, gap)
+    return taps == 1 or pad > 0 or (step // common < taps and gap // common < places)
+
+
 def _unfit(out: TensorMeta, input: Value, weight: Value, window: tuple[Coords, Coords, Coords], groups: Index) -> str:
     """Why no schedule would find its form in a convolution, "" if one does: all sizes but the number of images must be known."""
     channels, made, count = (constant(n) for n in (input.shape[1], out.shape[1], groups))
@@ -119,12 +125,16 @@ def _unfit(out: TensorMeta, input: Value, weight: Value, window: tuple[Coords, C
     spans = [(tap - 1) * gap + 1 for tap, gap in zip(taps, gaps, strict=True)]
     if len(taps) > 2 or max(spans) > SPAN or prod(taps) > SPAN:
         return f"a library's: its {'x'.join(map(str, taps))} taps span {'x'.join(map(str, spans))} elements"
-    if any(s >= t * g and t > 1 and not p for s, t, g, p in zip(steps, taps, gaps, pads, strict=True)):
+    places = [constant(n) or 0 for n in out.shape[2:]]
+    if any(not _meet(*numbers) for numbers in zip(steps, taps, gaps, pads, places, strict=True)):
         return "a library's: no two places see the same element"
     lies = [constant(s) for s in out.strides]
     across = lies[-1] == 1
     if not across and lies[1] != 1:
         return "a library's: results are contiguous along no channel and no row"
+    if count == 1 and prod(taps) == 1:
+        plain = all(n == 1 for n in steps) and not any(pads)
+        return "" if plain and channels > 1 and made > 1 else "a library's: a product of matrices that do not lie as such"
     if count == 1 and channels > 1:
         fits = across and made > 1 and taps[-1] > 1
         return "" if fits else f"a library's: {made} channels of {channels}, {'x'.join(map(str, taps))} taps"

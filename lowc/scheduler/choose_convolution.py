@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import Axis, Index, constant, split
-from lowc.ir.nodes import PARALLEL, For, Kernel, Kind
+from lowc.ir.index import Index, constant
+from lowc.ir.nodes import PARALLEL, Kernel, Kind
 from lowc.ir.types import DType, bf16, f32
-from lowc.ir.walk import free_atoms, stores
+from lowc.ir.walk import free_atoms
 from lowc.options import Options
 from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.contract import Step
-from lowc.scheduler.convolution import Convolution, find
+from lowc.scheduler.convolution import Convolution, find, results_along
 from lowc.scheduler.depthwise import UNROLLED, Depthwise
 from lowc.scheduler.direct import Direct
 from lowc.scheduler.nest import estimate, iterations
@@ -26,6 +26,7 @@ ROWS, MANY = (4, 7, 5, 3), (8, 7, 6, 5)  # places whose sums are in registers, f
 NARROW = 7  # places along lanes below which most of a vector is idle
 CHANNELS = 16  # likewise channels
 SHALLOW = 4  # channels of the input up to which steps do no harm
+GROWING, FLAT = 160, 64  # channels that products sum over at most, where results lie along rows, or along channels
 WEIGHTS = 1 << 20  # which stay in the caches while images are read
 
 
@@ -49,7 +50,11 @@ def library(target: Target, options: Options) -> Whose:
             return "option numerics='strict'"
         if target.vector_bits < 512 or dtype not in (f32, bf16):
             return "a library's: lowc's own was measured for f32 and bf16 on AVX-512 (there is option convolution='own')"
-        return _depthwise_slower(out, followed) if constant(w[1]) == 1 else _direct_slower(dtype, w, out, steps, followed)
+        if constant(w[1]) == 1:
+            return _depthwise_slower(out, followed)
+        if prod(constant(n) or 0 for n in w[2:]) == 1:
+            return _product_slower(dtype, w, out, followed)
+        return _direct_slower(dtype, w, out, steps, followed)
 
     return why
 
@@ -78,6 +83,17 @@ def _direct_slower(
     return "" if followed else f"{OTHERS}: no pointwise op follows"
 
 
+def _product_slower(dtype: DType, w: Sequence[Index], out: TensorMeta, followed: bool) -> str:
+    """Why a convolution of one tap, a product of matrices, is not known to be faster by lowc's own: where there are few channels to
+    sum over, what follows takes as long as the product."""
+    made, channels = (constant(n) or 0 for n in w[:2])
+    along_rows = constant(out.strides[-1]) == 1
+    few = 2 * channels <= made and channels <= GROWING if along_rows else channels <= FLAT
+    if dtype != f32 or not few or not followed:
+        return f"{OTHERS}: a product of {dtype}, {made} channels of {channels}"
+    return ""
+
+
 def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, ...], ...]:
     """Schedules for ``kernel`` if that is a convolution, best first; none if it is none."""
     if len(kernel.body) != 1:
@@ -99,7 +115,7 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
 
 def _depthwise(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step | None:
     axes = [f.axis for f in found.outer]
-    along = _along(found)
+    along = results_along(found)
     windows = {w.place: w for w in found.windows}
     down = next((a for a in reversed(axes) if a in windows and a != along), None)
     taps = prod(constant(w.tap.extent) or 0 for w in found.windows)
@@ -151,25 +167,28 @@ def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step 
     """Rows, channels and tiles of the least cost, in cycles of a core that starts two multiply-adds in each."""
     axes = [f.axis for f in found.outer]
     windows = {w.place: w for w in found.windows}
-    along = _along(found)
+    along = results_along(found)
     used = free_atoms(found.data)
     channels = next((a for a in reversed(axes) if a not in used and a in free_atoms(found.weight)), None)
-    if along not in windows or channels is None or len(found.depth) != 1:
+    if channels is None or len(found.depth) != 1 or (found.windows and along not in windows):
         return None
     down = next((a for a in axes if a in windows and a != along), None)
-    across, wide, deep, made = windows[along], *(constant(a.extent) or 0 for a in (along, found.depth[0], channels))
+    extent, deep, made = (constant(a.extent) or 0 for a in (along, found.depth[0], channels))
     high = 1 if down is None else constant(down.extent) or 0
     taps = prod(constant(w.tap.extent) or 0 for w in found.windows)
     batch = prod(estimate(a.extent) for a in axes if a not in (along, down, channels))
-    pitch = wide + ((constant(across.tap.extent) or 0) - 1) * across.gap // across.step
+    across, beside = windows.get(along), 0
+    if across is not None:
+        beside = ((constant(across.tap.extent) or 0) - 1) * across.gap // across.step
     cores = target.cores if kind == PARALLEL else 1
     best: tuple[float, Direct] | None = None
-    for rows in _shares(high):
-        seen = rows
+    shares = [(rows, extent) for rows in _shares(high)] if across is not None else [(1, n) for n in _shares(extent)]
+    for rows, wide in shares:
+        seen, pitch = rows, wide + beside
         if down is not None:
             window = windows[down]
             seen = (rows + ((constant(window.tap.extent) or 0) - 1) * window.gap // window.step) * window.step
-        room = deep * seen * across.step * pitch
+        room = deep * seen * pitch * (1 if across is None else across.step)
         for tall, vectors in TILES if target.registers >= 32 else NARROW_TILES:
             if room * found.data.dtype.bytes > min(target.l2 * 3 // 10, STACK // 2):
                 continue
@@ -182,13 +201,13 @@ def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step 
                 work = room * COPY + count // tall * places * cycles + count * rows * wide * RESULT
                 near = made * deep * taps * found.data.dtype.bytes <= target.l2 // 2
                 work += count * deep * taps * (WEIGHT if made % tall else NEAR if near else FAR)
-                blocks = batch * -(-high // rows) * split_
+                blocks = batch * -(-high // rows) * -(-extent // wide) * split_
                 total = -(-blocks // cores) * work
                 if best is None or total < best[0]:
                     size = max(1, SLICE // taps)
                     slices = -(-deep // size)
                     step = Direct(
-                        axes[0].name, along.name, "" if down is None else down.name, rows, (channels.name, count),
+                        axes[0].name, along.name, wide, "" if down is None else down.name, rows, (channels.name, count),
                         (tall, vectors * lanes), -(-deep // slices), lanes, kind,
                     )  # fmt: skip
                     best = total, step
@@ -210,12 +229,3 @@ def _share(extent: int, most: int, unit: int) -> int:
         if extent % size == 0:
             return size
     return max(unit, most // unit * unit)
-
-
-def _along(found: Convolution) -> Axis:
-    """The axis along which most results are contiguous."""
-
-    def score(loop: For) -> int:
-        return sum(constant(split(s.index[-1], loop.axis)[0]) == 1 for s in stores(found.rest))
-
-    return max(reversed(found.outer), key=score).axis

@@ -9,7 +9,7 @@ SCHEDULED kernels.
 
 That ``x`` is seen through a window is found in its indices: with h and i they all change as ``h*step + i*gap`` does, for the same
 two numbers.  So it may be any expression of which this is true: masked loads, casts, what ``inline`` has brought there.  Windows of
-which no two see the same element, and none sees beyond the edge, are none.
+which no two see the same element, and none sees beyond the edge, are none.  A convolution of one tap has no window.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from math import gcd
 
 from lowc.ir.index import Atom, Axis, Index, constant, depends_on, ix, split
 from lowc.ir.nodes import Acc, Const, Expr, For, FromIndex, Let, Load, Op, Stmt, Store, Update, Var
-from lowc.ir.walk import free_atoms, parts, rewrite
-from lowc.scheduler.contraction import folded, is_product
+from lowc.ir.walk import free_atoms, parts, rewrite, stores
+from lowc.scheduler.contraction import contiguous, folded, is_product
 from lowc.scheduler.nest import chain, estimate
 
 
@@ -79,7 +79,26 @@ def find(loop: Stmt) -> Convolution | None:
             return Convolution(
                 outer, windows, tuple([a for a in depth if a not in taps]), data, weight, acc.vars[0], rest
             )
-    return None
+    found = Convolution(outer, (), tuple(depth), *product.args, acc.vars[0], rest)
+    return found if len(depth) == 1 and _is_pointwise(found) else None
+
+
+def _is_pointwise(found: Convolution) -> bool:
+    """Whether the first factor lies along the axis that results lie along, and the second along the depth: a convolution of one
+    tap, of which ``lowering`` writes the input first."""
+    along, (depth,) = results_along(found), found.depth
+    if along in free_atoms(found.weight) or depth not in free_atoms(found.data):
+        return False
+    return contiguous(found.data, along) and contiguous(found.weight, depth)
+
+
+def results_along(found: Convolution) -> Axis:
+    """The axis along which most results are contiguous."""
+
+    def score(loop: For) -> int:
+        return sum(constant(split(s.index[-1], loop.axis)[0]) == 1 for s in stores(found.rest))
+
+    return max(reversed(found.outer), key=score).axis
 
 
 def _windows(data: Expr, weight: Expr, places: Sequence[Axis], depth: Sequence[Axis]) -> tuple[Window, ...]:
@@ -121,7 +140,7 @@ def _window(data: Expr, place: Axis, tap: Axis) -> Window | None:
     if ratio is None:
         return None
     # images and channels are like places and taps of which no two meet, but for masks
-    meet = ratio[0] < ratio[1] * (constant(tap.extent) or 0)
+    meet = ratio[0] < (constant(tap.extent) or 0) and ratio[1] < (constant(place.extent) or 0)
     masked = any(isinstance(p, FromIndex) and depends_on(p.index, tap) for p in parts(data))
     return Window(place, tap, *ratio) if meet or masked else None
 

@@ -37,12 +37,13 @@ from lowc.scheduler.seen import Seen, convolution
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """``axis``: the outermost loop.  Lanes go along ``along``, all of which a block has, and ``high`` places of ``down`` ("": there
-    is no such axis).  It makes ``channels[1]`` of the axis ``channels[0]``.  ``tile``: channels and places of which sums are in
+    """``axis``: the outermost loop.  Lanes go along ``along``, of which a block has ``wide`` places (all, if there is a window along
+    it), and ``high`` places of ``down`` ("": there is no such axis).  It makes ``channels[1]`` of the axis ``channels[0]``.  ``tile``: channels and places of which sums are in
     registers; ``deep``: channels of the input in a slice.  ``kind``: of the loop over blocks."""
 
     axis: str
     along: str
+    wide: int
     down: str
     high: int
     channels: tuple[str, int]
@@ -69,7 +70,8 @@ class _Blocks:
         named = {a.name: a for a in self.axes}
         windows = {w.place: w for w in found.windows}
         along, channels = named.get(step.along), named.get(step.channels[0])
-        if along is None or channels is None or along not in windows or (constant(along.extent) or 0) < 1:
+        whole = along is not None and constant(along.extent) == step.wide
+        if along is None or channels is None or not (whole or along not in windows) or step.wide < 1:
             raise ScheduleError(f"lanes along {step.along}, channels along {step.channels[0]}")
         if channels in free_atoms(found.data) or step.tile[1] % step.lanes or step.channels[1] % step.tile[0]:
             raise ScheduleError(f"blocks of {step.channels[1]} along {step.channels[0]} in tiles of {step.tile}")
@@ -77,7 +79,7 @@ class _Blocks:
         if any(w.place not in (self.along, self.down) for w in found.windows):
             raise ScheduleError("the input is seen through a window along another axis")
         (self.depth,) = found.depth
-        sizes = dict.fromkeys(self.axes, 1) | {along: constant(along.extent) or 0, channels: step.channels[1]}
+        sizes = dict.fromkeys(self.axes, 1) | {along: step.wide, channels: step.channels[1]}
         if self.down is not None:
             sizes[self.down] = step.high
         self.sizes = sizes
@@ -184,9 +186,11 @@ class _Blocks:
         local = {} if self.down is None else {self.down: ix(0)}
         body: list[Stmt] = []
         # which of its phases a tap sees is known once taps are
-        (lane,) = [w for w in self.found.windows if w.place == self.along]
-        for number in range(1 if lane in looped else constant(lane.tap.extent) or 0):
-            taps = {lane.tap: ix(number), **{t: ix(a) for t, a in own.items()}}
+        lane = next((w.tap for w in self.found.windows if w not in looped), None)
+        for number in range(1 if lane is None else constant(lane.extent) or 0):
+            taps = {t: ix(a) for t, a in own.items()}
+            if lane is not None:
+                taps[lane] = ix(number)
             line = self.array("line", wide)
             filled, column, each = self.axis("p", wide), self.axis("p", wide), self.axis("o", high)
             shift = {w: taps[w.tap] * w.gap for w in self.found.windows}

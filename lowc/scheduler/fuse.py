@@ -23,6 +23,7 @@ from lowc.scheduler.merge import Cache, merge
 from lowc.scheduler.nest import (
     chain,
     estimate,
+    iterations,
     nested,
     numel,
     one_loop,
@@ -40,6 +41,7 @@ MAX_PARTNERS = 4  # kernels that one kernel tries to join
 LARGE = 256  # elements of a buffer that is worth sharing among siblings
 MUCH = 65536  # iterations of a kernel that should be spread over the cores
 ROW = 32  # elements of a reduced row that are worth a warp
+SMALL = 8  # a map with so many times fewer elements than another is small
 FEW = 16  # outer iterations below which a large kernel would starve the cores
 
 
@@ -356,7 +358,8 @@ def _split(nest: Sequence[For], at: int, extents: Sequence[Index], taken: set[st
 
 
 def _permuted(chain_a: list[For], a: Sequence[Stmt], chain_b: list[For], b: tuple[Stmt, ...]) -> tuple[Stmt, ...] | None:
-    """The map ``b`` with those of its loops outermost that go over what a's outer loops go over; None if that changes nothing."""
+    """The map ``b`` with those of its loops outermost that go over what a's outer loops go over; None if that changes nothing, or
+    if only a small map would be spared and results no longer be walked as they lie."""
     inner = chain_b[-1].body
     if any(isinstance(s, For) for s in inner) or not all(isinstance(s, Let | Store) for s in inner):
         return None
@@ -369,6 +372,9 @@ def _permuted(chain_a: list[For], a: Sequence[Stmt], chain_b: list[For], b: tupl
     order = [*wanted, *(f.axis for f in chain_b if f.axis not in wanted)]
     if not wanted or order == [f.axis for f in chain_b]:
         return None
+    if chain_b[-1].axis in wanted and not any(isinstance(s, For) for s in chain_a[-1].body):
+        if SMALL * iterations(chain_a) <= iterations(chain_b):
+            return None
     return nested(order, inner)
 
 
