@@ -86,8 +86,8 @@ class Builder:
     pointwise ops follow the node at hand.  ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
 
     ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal) is a call of ATen, "" for a
-    loop nest; told last is what is wanted, the "result", "sums" for a backward pass as well, or "gradients".  ``convolution``: likewise of
-    (the input, weights, what is made, steps, groups).  ``node``: the name of the node at hand.
+    loop nest; told last is what is wanted, the "result", "sums" for a backward pass as well, or "gradients".
+    ``convolution``: likewise of (the input, weights, what is made, steps, groups).  ``node``: the name of the node at hand.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""Convolutions.  Those for which the scheduler has forms of their own are a loop for each dimension of the result, and in it one for
-each of the sum:
+"""Convolutions.  Those for which the scheduler has forms of their own are a loop for each dimension of the result, and in it one
+for each of the sum:
 
     for n { for c { for h { for w {
-      acc s = add; for i { for j { s add= product(x[n, c, h*stride - padding + i*dilation, …], w[c, i, j]) } }; out[n, c, h, w] = s + bias
+      acc s = add; for i { for j { s add= product(x[n, c, h*stride - padding + i*dilation, …], w[c, i, j]) } }
+      out[n, c, h, w] = s + bias
     } } } }
 
 Others, in artifacts that run without ATen: a matrix product whose right factor is the input, seen through the kernel.
@@ -108,8 +109,10 @@ def convolution(
 
 def _meet(step: int, taps: int, gap: int, pad: int, places: int) -> bool:
     """Whether there is a window that can be told from images and channels: places share elements, or see beyond the edge."""
+    if taps == 1:
+        return True
     common = gcd(step, gap)
-    return taps == 1 or pad > 0 or (step // common < taps and gap // common < places)
+    return places > 1 and (pad > 0 or (step // common < taps and gap // common < places))
 
 
 def _unfit(out: TensorMeta, input: Value, weight: Value, window: tuple[Coords, Coords, Coords], groups: Index) -> str:

@@ -27,7 +27,7 @@ NARROW = 7  # places along lanes below which most of a vector is idle
 CHANNELS = 16  # likewise channels
 SHALLOW = 4  # channels of the input up to which steps do no harm
 GROWING, FLAT = 160, 64  # channels that products sum over at most, where results lie along rows, or along channels
-WEIGHTS = 1 << 20  # which stay in the caches while images are read
+WEIGHTS, PLACES = 1 << 20, 256  # of more weights than stay in the caches while images are read, and many places
 
 
 def library(target: Target, options: Options) -> Whose:
@@ -54,7 +54,7 @@ def library(target: Target, options: Options) -> Whose:
             return _depthwise_slower(out, followed)
         if prod(constant(n) or 0 for n in w[2:]) == 1:
             return _product_slower(dtype, w, out, followed)
-        return _direct_slower(dtype, w, out, steps, followed)
+        return _direct_slower(dtype, constant(x[0]) == 1, w, out, steps, followed)
 
     return why
 
@@ -69,23 +69,24 @@ def _depthwise_slower(out: TensorMeta, followed: bool) -> str:
 
 
 def _direct_slower(
-    dtype: DType, w: Sequence[Index], out: TensorMeta, steps: Sequence[Index], followed: bool
+    dtype: DType, single: bool, w: Sequence[Index], out: TensorMeta, steps: Sequence[Index], followed: bool
 ) -> str:
-    """Why a convolution of all channels, the results of which lie along rows, is not known to be faster by lowc's own."""
+    """Why a convolution of all channels, the results of which lie along rows, is not known to be faster by lowc's own: of a
+    ``single`` image most are, of several those of which the library makes little."""
     if dtype != f32:
         return f"{OTHERS}: it is of {dtype}"
     if (constant(out.shape[-1]) or 0) < NARROW or (constant(out.shape[1]) or 0) < CHANNELS:
         return f"{OTHERS}: rows of {out.shape[-1]}, {out.shape[1]} channels"
-    if any(constant(n) != 1 for n in steps) and (constant(w[1]) or 0) > SHALLOW:
+    if not single and any(constant(n) != 1 for n in steps) and (constant(w[1]) or 0) > SHALLOW:
         return f"{OTHERS}: places are {'x'.join(map(str, steps))} apart"
-    if prod(constant(n) or 0 for n in w) > WEIGHTS:
+    if not single and prod(constant(n) or 0 for n in w) > WEIGHTS and prod(constant(n) or 0 for n in out.shape[2:]) > PLACES:
         return f"{OTHERS}: {'x'.join(map(str, w))} weights"
     return "" if followed else f"{OTHERS}: no pointwise op follows"
 
 
 def _product_slower(dtype: DType, w: Sequence[Index], out: TensorMeta, followed: bool) -> str:
-    """Why a convolution of one tap, a product of matrices, is not known to be faster by lowc's own: where there are few channels to
-    sum over, what follows takes as long as the product."""
+    """Why a convolution of one tap, a product of matrices, is not known to be faster by lowc's own: where there are few channels
+    to sum over, what follows takes as long as the product."""
     made, channels = (constant(n) or 0 for n in w[:2])
     along_rows = constant(out.strides[-1]) == 1
     few = 2 * channels <= made and channels <= GROWING if along_rows else channels <= FLAT

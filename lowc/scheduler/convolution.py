@@ -7,9 +7,9 @@ SCHEDULED kernels.
       out[…] = epilogue(s)                             # any lets and stores
     } } } }
 
-That ``x`` is seen through a window is found in its indices: with h and i they all change as ``h*step + i*gap`` does, for the same
-two numbers.  So it may be any expression of which this is true: masked loads, casts, what ``inline`` has brought there.  Windows of
-which no two see the same element, and none sees beyond the edge, are none.  A convolution of one tap has no window.
+That ``x`` is seen through a window is found in its indices: with h and i they all change as ``h*step + i*gap`` does, for the
+same two numbers.  So it may be any expression of which this is true: masked loads, casts, what ``inline`` has brought there.
+Windows of which no two see the same element, and none sees beyond the edge, are none.  A convolution of one tap has no window.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ def find(loop: Stmt) -> Convolution | None:
             return Convolution(
                 outer, windows, tuple([a for a in depth if a not in taps]), data, weight, acc.vars[0], rest
             )
-    found = Convolution(outer, (), tuple(depth), *product.args, acc.vars[0], rest)
+    found = Convolution(outer, (), tuple(depth), product.args[0], product.args[1], acc.vars[0], rest)
     return found if len(depth) == 1 and _is_pointwise(found) else None
 
 

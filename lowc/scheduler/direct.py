@@ -1,7 +1,8 @@
 """The primitive ``Direct``: a convolution that sums over channels and taps, as products of tiles of registers.
 
-    for o { for h in 56 { for w in 56 { acc s; for c in 64 { for i in 3 { for j in 3 { s add= product(x[…], weight[o, c, i, j]) } } }
-            out[…] = f(s) } } }
+    for o { for h in 56 { for w in 56 {
+      acc s = add; for c in 64 { for i in 3 { for j in 3 { s add= product(x[…], weight[o, c, i, j]) } } }; out[…] = f(s)
+    } } }
       →  for g in … parallel {                                  # each block: so many rows of one image
            alloc seen: f32[64*10*58]; copies of rows of x, zeros where x ends
            for o_t in 8 {                                       # eight channels of the output
@@ -17,10 +18,10 @@
              for o { for h { for w vector { out[…] = f(sums[o*480 + h*58 + w]) } } }
            } }
 
-Lanes go along all rows of the block as they lie in the copy, what is between two of them included: so vectors are full whatever the
-width, and each tap is the same copy, shifted.  Results lie along rows, so that nothing is transposed.  Sums of many channels are of
-slices of them, which are then added up.  Weights are read where they lie, one for all lanes; those that are no plain numbers of the
-sum's type are copied first, a slice at a time.
+Lanes go along all rows of the block as they lie in the copy, what is between two of them included: so vectors are full whatever
+the width, and each tap is the same copy, shifted.  Results lie along rows, so that nothing is transposed.  Sums of many channels
+are of slices of them, which are then added up.  Weights are read where they lie, one for all lanes; those that are no plain
+numbers of the sum's type, or too few for whole tiles, are copied first, a slice at a time.
 """
 
 from dataclasses import dataclass
@@ -37,9 +38,10 @@ from lowc.scheduler.seen import Seen, convolution
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """``axis``: the outermost loop.  Lanes go along ``along``, of which a block has ``wide`` places (all, if there is a window along
-    it), and ``high`` places of ``down`` ("": there is no such axis).  It makes ``channels[1]`` of the axis ``channels[0]``.  ``tile``: channels and places of which sums are in
-    registers; ``deep``: channels of the input in a slice.  ``kind``: of the loop over blocks."""
+    """``axis``: the outermost loop.  Lanes go along ``along``, of which a block has ``wide`` places (all, if there is a window
+    along it), and ``high`` places of ``down`` ("": there is no such axis).  It makes ``channels[1]`` of the axis
+    ``channels[0]``.  ``tile``: channels and places of which sums are in registers; ``deep``: channels of the input in a slice.
+    ``kind``: of the loop over blocks."""
 
     axis: str
     along: str
@@ -148,7 +150,7 @@ class _Blocks:
     # ------------------------------------------------------------ weights
 
     def copied_weights(self, first: Index, left: Index, start: Index, deep: Index) -> tuple[Stmt, ...]:
-        """The weights of a slice, [channel of the output][channel of the input][taps]; nothing where they are read as they lie."""
+        """The weights of a slice, [channel of the output][channel of the input][taps]; none where they are read as they lie."""
         if self.direct:
             return ()
         channel, depth = self.axis(self.channels.name, left), self.axis(self.depth.name, deep)
@@ -169,7 +171,7 @@ class _Blocks:
         if not self.direct:
             return Load(self.weights, (self.weight_place(row, depth, taps),))
         there = Substitution({**self.at, self.channels: first + row, self.depth: start + depth})
-        there.atoms.update(taps)
+        there.atoms.update(taps.items())
         return there.expr(self.found.weight)
 
     # ------------------------------------------------------------ sums
@@ -204,9 +206,8 @@ class _Blocks:
                 For(filled, (Store(line, (ix(filled),), Load(self.seen.memory, (seen,))),), vectors),
                 For(each, (Let(one, weight), For(column, (add,), vectors)), unroll),
             ]
-        done = Store(
-            self.sums, (ix(down) * self.wide + place + across,), Load(tile, (ix(down) * wide + across,)), None, "add" if sliced else ""
-        )
+        total = Load(tile, (ix(down) * wide + across,))
+        done = Store(self.sums, (ix(down) * self.wide + place + across,), total, None, "add" if sliced else "")
         return (
             Alloc(tile, "add"),
             *nested([depth, *own.values()], tuple(body)),

@@ -171,7 +171,8 @@ class Seen:
             self.at[self.along] = self.first[self.along] + channel
             store = Store(self.memory, (begin + channel,), self.value(where))
             del self.at[self.along]
-            return (For(channel, (store,), vector), *self.zeros(begin + self.count[self.along], self.pitch - self.count[self.along]))
+            count = self.count[self.along]
+            return (For(channel, (store,), vector), *self.zeros(begin + count, self.pitch - count))
         lane, out = self.lane, list[Stmt]()
         used = (self.count[self.along] - 1) * lane.step + (_taps(lane) - 1) * lane.gap + 1
         low, high = self.bounds(lane, 1, 0, used, where, out)
