@@ -51,9 +51,7 @@ def convolution(
     steps, pads, gaps = (tuple([ix(n) for n in _each(values, spatial)]) for values in (stride, padding, dilation))
     groups = ix(groups)
     why = "a library's: it is transposed" if transposed else _unfit(out, input, weight, (steps, pads, gaps), groups)
-    if not why and not (b.alone and b.atomic):
-        why = b.convolution(input, weight, out, steps, groups)
-    if not why:
+    if not why and not (why := b.convolution(input, weight, out, steps, groups)):
         return _by_places(b, out, input, weight, bias, (steps, pads, gaps), groups)
     if not b.alone:
         raise NotLowered(why)

@@ -81,7 +81,7 @@ def lower(
         return attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted)
 
     def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, groups: Index) -> str:
-        if alone:
+        if alone and not gpu and (target is None or target.kind == "x86"):
             return ""
         if convolution is None:
             return "a library's (lowc's own in artifacts)"
