@@ -183,11 +183,14 @@ def lowered(
 
     Nodes named in ``forbidden`` become ATen calls.  Raises what ``lowering.lower`` raises.
     """
-    from lowc.scheduler import choose_attention, choose_library
+    from lowc.scheduler import choose_attention, choose_convolution, choose_library
 
     library = choose_library.library(target, options) if target is not None and target.kind == "nvptx" else None
     attention = None if target is None else choose_attention.library(target, options)
-    return lower(graph, options, forbidden, library=library, attention=attention, target=target)
+    convolution = None if target is None else choose_convolution.library(target, options)
+    return lower(
+        graph, options, forbidden, library=library, attention=attention, convolution=convolution, target=target
+    )
 
 
 def _lowered(

@@ -66,6 +66,7 @@ class Nest:
 
 Library = Callable[[Value, Value], str]
 Attends = Callable[[Value, Value, Value, Value | None, bool, str], str]
+Convolves = Callable[[Value, Value, TensorMeta, Coords, Index], str]
 
 
 class Builder:
@@ -85,8 +86,8 @@ class Builder:
     pointwise ops follow the node at hand.  ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
 
     ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal) is a call of ATen, "" for a
-    loop nest; told last is what is wanted, the "result", "sums" for a backward pass as well, or "gradients".  ``node``: the name
-    of the node at hand.
+    loop nest; told last is what is wanted, the "result", "sums" for a backward pass as well, or "gradients".
+    ``convolution``: likewise of (the input, weights, what is made, steps, groups).  ``node``: the name of the node at hand.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Builder:
         alone: bool = False,
         engine: bool = False,
         attention: Attends | None = None,
+        convolution: Convolves | None = None,
     ) -> None:
         """``taken``: names that no temp may have."""
         self.choose_parts = choose_parts
@@ -106,6 +108,7 @@ class Builder:
         self.atomic = atomic
         self.library = library or (lambda _x, _y: "")
         self.attention = attention or (lambda *_: "")
+        self.convolution = convolution or (lambda *_: "")
         self.alone = alone
         self.engine = engine
         self.followed = False

@@ -1,4 +1,12 @@
-"""Convolutions, for artifacts that run without ATen: a matrix product whose right factor is the input, seen through the kernel.
+"""Convolutions.  Those for which the scheduler has forms of their own are a loop for each dimension of the result, and in it one
+for each of the sum:
+
+    for n { for c { for h { for w {
+      acc s = add; for i { for j { s add= product(x[n, c, h*stride - padding + i*dilation, …], w[c, i, j]) } }
+      out[n, c, h, w] = s + bias
+    } } } }
+
+Others, in artifacts that run without ATen: a matrix product whose right factor is the input, seen through the kernel.
 
     for n, g { for o in O/G { for p in positions {
       acc s = add; for k in C/G * taps { s add= product(w[g, o, k], column[n, g, k, p]) }; out[n, g*O/G + o, p] = s + bias
@@ -9,15 +17,18 @@ then bring into the product.  Transposed, x is read at (p + padding - tap*dilati
 """
 
 from collections.abc import Sequence
+from math import gcd, prod
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import Index, contiguous_strides, ix
+from lowc.ir.index import Index, constant, contiguous_strides, ix
 from lowc.ir.nodes import Expr
 from lowc.ir.types import accumulate_dtype
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op
-from lowc.lowering.values import Coords, Value, product, remap, reshape_coords, unravel
+from lowc.lowering.values import Coords, Value, loop_order, product, remap, reshape_coords, unravel
+
+SPAN = 64  # of the input, along a dimension, and taps; lowc's own for more is not worth it
 
 
 def convolution(
@@ -34,13 +45,16 @@ def convolution(
     groups: Index | int,
 ) -> Value:
     """aten.convolution of [N, C, spatial…]; sums are taken in f32, or f64, and rounded once."""
-    if not b.alone:
-        raise NotLowered("a library's (lowc's own in artifacts)")
     spatial = len(input.shape) - 2
     if len(out.shape) != len(input.shape) or spatial < 1 or input.dtype != weight.dtype or input.dtype.kind != "f":
         raise NotLowered(f"a convolution of {input.dtype}{list(input.shape)} and {weight.dtype}{list(weight.shape)}")
-    steps, pads, gaps = ([ix(n) for n in _each(values, spatial)] for values in (stride, padding, dilation))
+    steps, pads, gaps = (tuple([ix(n) for n in _each(values, spatial)]) for values in (stride, padding, dilation))
     groups = ix(groups)
+    why = "a library's: it is transposed" if transposed else _unfit(out, input, weight, (steps, pads, gaps), groups)
+    if not why and not (why := b.convolution(input, weight, out, steps, groups)):
+        return _by_places(b, out, input, weight, bias, (steps, pads, gaps), groups)
+    if not b.alone:
+        raise NotLowered(why)
     taps = weight.shape[2:]
     inside, outside = input.shape[1] // groups, out.shape[1] // groups
     depth = (inside, *taps)
@@ -88,6 +102,79 @@ def convolution(
     target = b.result(out)
     dense = _reshaped(result, out.shape)
     b.fill(target, lambda c: b.load(dense, c))
+    return target
+
+
+def _meet(step: int, taps: int, gap: int, pad: int, places: int) -> bool:
+    """Whether there is a window that can be told from images and channels: places share elements, or see beyond the edge."""
+    if taps == 1:
+        return True
+    common = gcd(step, gap)
+    return places > 1 and (pad > 0 or (step // common < taps and gap // common < places))
+
+
+def _unfit(out: TensorMeta, input: Value, weight: Value, window: tuple[Coords, Coords, Coords], groups: Index) -> str:
+    """Why no schedule would find its form in a convolution, "" if one does: all sizes but the number of images must be known."""
+    channels, made, count = (constant(n) for n in (input.shape[1], out.shape[1], groups))
+    steps, pads, gaps = ([constant(n) or 0 for n in numbers] for numbers in window)
+    sizes = [constant(n) for n in (*input.shape[1:], *weight.shape, *out.shape[1:], *window[0], *window[1], *window[2])]
+    if any(n is None for n in sizes) or channels is None or made is None:
+        return "a library's: a size of it only the call tells"
+    if 0 in (*sizes[: -2 * len(pads)], *gaps) or constant(out.shape[0]) == 0:
+        return "a library's: it is of no elements"
+    taps = [constant(n) or 0 for n in weight.shape[2:]]
+    spans = [(tap - 1) * gap + 1 for tap, gap in zip(taps, gaps, strict=True)]
+    if len(taps) > 2 or max(spans) > SPAN or prod(taps) > SPAN:
+        return f"a library's: its {'x'.join(map(str, taps))} taps span {'x'.join(map(str, spans))} elements"
+    places = [constant(n) or 0 for n in out.shape[2:]]
+    if any(not _meet(*numbers) for numbers in zip(steps, taps, gaps, pads, places, strict=True)):
+        return "a library's: no two places see the same element"
+    lies = [constant(s) for s in out.strides]
+    across = lies[-1] == 1
+    if not across and lies[1] != 1:
+        return "a library's: results are contiguous along no channel and no row"
+    if count == 1 and prod(taps) == 1:
+        plain = all(n == 1 for n in steps) and not any(pads)
+        return "" if plain and channels > 1 and made > 1 else "a library's: a product of matrices that do not lie as such"
+    if count == 1 and channels > 1:
+        fits = across and made > 1 and taps[-1] > 1
+        return "" if fits else f"a library's: {made} channels of {channels}, {'x'.join(map(str, taps))} taps"
+    if count != channels or prod(taps) < 2:
+        return f"a library's: {count} groups of {channels} channels"
+    if made != channels and not across:
+        return f"a library's: {made} channels, which lie side by side, of {channels}"
+    return ""
+
+
+def _by_places(
+    b: Builder,
+    out: TensorMeta,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    window: tuple[Coords, Coords, Coords],
+    groups: Index,
+) -> Value:
+    """A loop for each dimension of the result, as it lies, and in it one for each of the sum; what scheduling looks for."""
+    total = accumulate_dtype(input.dtype)
+    inside, outside = input.shape[1] // groups, out.shape[1] // groups
+    target = b.result(out)
+    with b.kernel(), b.loops(out.shape, loop_order(out.shape, out.strides)) as place:
+        acc = b.acc("add", total)
+        with b.loops(weight.shape[1:], range(len(weight.shape) - 1), "k") as (channel, *taps):
+            where: list[Index] = []
+            mask: Expr | None = None
+            for d, (step, pad, gap) in enumerate(zip(*window, strict=True)):
+                where.append(place[2 + d] * step - pad + taps[d] * gap)
+                mask = _both(mask, b.inside(where[d], ix(0), input.shape[2 + d]))
+            group = place[1] // outside if constant(groups) != 1 else ix(0)
+            left = b.load(input, (place[0], group * inside + channel, *where), mask)
+            right = b.load(weight, (place[1], channel, *taps))
+            b.update(acc, "add", op("product", cast(left, total), cast(right, total)))
+        value: Expr = acc[0]
+        if bias is not None:
+            value = op("add", value, cast(b.load(bias, (place[1],)), total))
+        b.store(target, tuple(place), value)
     return target
 
 

@@ -18,7 +18,7 @@ from lowc.lowering.attention import lines_of
 from lowc.lowering.builder import Builder
 from lowc.lowering.matmul import copied_along
 from lowc.lowering.table import ACTIVATION, COPYING, POINTWISE, SIZES, TABLE
-from lowc.lowering.values import Value, contiguous_strides, whole
+from lowc.lowering.values import Coords, Value, contiguous_strides, whole
 from lowc.options import Options
 from lowc.target import Target
 
@@ -28,6 +28,7 @@ RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.defa
 Env = dict[str, tuple[Any, ...]]
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
 Attends = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str], str]
+Convolves = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool], str]
 
 
 def lower(
@@ -38,6 +39,7 @@ def lower(
     alone: bool = False,
     library: Whose | None = None,
     attention: Attends | None = None,
+    convolution: Convolves | None = None,
     target: Target | None = None,
 ) -> Module:
     """The module at level LOOPS that computes ``graph``: one kernel for each op, or an extern call with the reason.
@@ -47,8 +49,9 @@ def lower(
     is ATen's ("" for one of lowc's own), told also whether pointwise ops follow and whether both lie as the engine copies them;
     all are ATen's if nothing is given.  ``attention``: likewise why attention is ATen's, of a dtype and of queries, keys and
     values of three shapes, told also whether there is a bias, whether it is causal, whether all lie as the engine copies, and
-    what is wanted ("result", "sums" for a backward pass as well, "gradients").  ``target``: for what it shall be fast; None where
-    that is all the same.
+    what is wanted ("result", "sums" for a backward pass as well, "gradients").  ``convolution``: likewise why a convolution is
+    ATen's, of a dtype, of an input and weights of two shapes, of what is made, by steps, in groups, told also whether pointwise
+    ops follow; all are ATen's if nothing is given.  ``target``: for what it shall be fast; None where that is all the same.
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
     one that returns a window of an input at a place that only a call tells.
@@ -77,9 +80,19 @@ def lower(
         in_lines = all(lines_of(x) for x in (q, k, v))
         return attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted)
 
+    def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, groups: Index) -> str:
+        if alone and not gpu and (target is None or target.kind == "x86"):
+            return ""
+        if convolution is None:
+            return "a library's (lowc's own in artifacts)"
+        return convolution(x.dtype, x.shape, w.shape, out, steps, groups, builder.followed)
+
     inputs: list[Buffer | Symbol | None] = []
     engine = gpu and not alone and library is not None
-    builder = Builder(taken, gpu, graph.deterministic, atomic=gpu, library=whose, alone=alone, engine=engine, attention=attends)
+    builder = Builder(
+        taken, gpu, graph.deterministic, atomic=gpu, library=whose, alone=alone, engine=engine, attention=attends,
+        convolution=convolves,
+    )  # fmt: skip
     builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
     builder.used |= {(r.name, r.number) for r in _refs(graph.outputs)}
     metas = [i.meta for i in graph.inputs]

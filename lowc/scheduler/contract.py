@@ -5,6 +5,8 @@ from lowc.ir.walk import make_kernel, names
 from lowc.scheduler import apply as primitives
 from lowc.scheduler.ahead import Ahead, ahead
 from lowc.scheduler.apply import Primitive, at_loop
+from lowc.scheduler.depthwise import Depthwise, depthwise
+from lowc.scheduler.direct import Direct, direct
 from lowc.scheduler.dots import Dots, dots
 from lowc.scheduler.gather import Gather, gather
 from lowc.scheduler.gradient_blocks import GradientBlocks, gradient_blocks
@@ -19,7 +21,7 @@ from lowc.scheduler.relay_gradient import RelayedGradient, relayed_gradient
 from lowc.scheduler.settle import Settle, settle
 from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
-Blocks = Online | OnlineDots | GradientBlocks | Relayed | RelayedGradient
+Blocks = Online | OnlineDots | GradientBlocks | Relayed | RelayedGradient | Depthwise | Direct
 Step = Primitive | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Blocks
 
 
@@ -51,6 +53,10 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
         body = at_loop(body, step.axis, lambda loop: online(loop, step, taken))
     elif isinstance(step, OnlineDots):
         body = at_loop(body, step.axis, lambda loop: online_dots(loop, step, taken))
+    elif isinstance(step, Depthwise):
+        body = at_loop(body, step.axis, lambda loop: depthwise(loop, step, taken))
+    elif isinstance(step, Direct):
+        body = at_loop(body, step.axis, lambda loop: direct(loop, step, taken))
     elif isinstance(step, Settle):
         body = settle(body, step)
     elif isinstance(step, Dots):

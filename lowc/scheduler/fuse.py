@@ -18,11 +18,12 @@ from lowc.ir.index import Axis, Index, Symbol, constant, depends_on, ix, split
 from lowc.ir.nodes import Acc, Buffer, Extern, For, Kernel, Launch, Let, Module, Stmt, Store, Update
 from lowc.ir.walk import Substitution, loads, names, statements, stores
 from lowc.options import Options
-from lowc.scheduler import contraction
+from lowc.scheduler import contraction, convolution
 from lowc.scheduler.merge import Cache, merge
 from lowc.scheduler.nest import (
     chain,
     estimate,
+    iterations,
     nested,
     numel,
     one_loop,
@@ -40,6 +41,7 @@ MAX_PARTNERS = 4  # kernels that one kernel tries to join
 LARGE = 256  # elements of a buffer that is worth sharing among siblings
 MUCH = 65536  # iterations of a kernel that should be spread over the cores
 ROW = 32  # elements of a reduced row that are worth a warp
+SMALL = 8  # a map with so many times fewer elements than another is small
 FEW = 16  # outer iterations below which a large kernel would starve the cores
 
 
@@ -141,16 +143,15 @@ def _large_buffers(groups: Sequence[_Group]) -> set[int]:
 def _candidates(
     group: _Group, done: list[_Group | None], writers: dict[int, list[int]], readers: dict[int, list[int]], large: set[int]
 ) -> list[int]:
-    """Positions of kernels to try: producers of what ``group`` reads, then readers of the same large buffers; nearest first."""
+    """Positions of kernels to try: producers of what ``group`` reads, contractions first, whose results then need not go through
+    memory, then readers of the same large buffers; nearest first."""
     found: dict[int, None] = {}
     for numbers in (
         [n for b in group.reads for n in writers.get(b, ())[-2:]],
         [n for b in group.reads if b in large for n in readers.get(b, ())[-3:]],
     ):
-        for number in sorted(numbers, reverse=True):
-            other = done[number]
-            if other is not None and isinstance(other.step, Launch):
-                found[number] = None
+        able = [(o.contracts, n) for n in numbers if (o := done[n]) is not None and isinstance(o.step, Launch)]
+        found.update((number, None) for _, number in sorted(able, reverse=True))
     return list(found)[:MAX_PARTNERS]
 
 
@@ -204,7 +205,9 @@ def _join(first: _Group, second: _Group, cache: Cache, target: Target) -> _Group
 
 def _stays_contraction(block: Sequence[Stmt]) -> bool:
     """Whether ``block`` is a contraction with an epilogue: its tiles are worth more than what any other join saves."""
-    return len(block) == 1 and isinstance(block[0], For) and contraction.find(block[0]) is not None
+    if len(block) != 1 or not isinstance(block[0], For):
+        return False
+    return contraction.find(block[0]) is not None or convolution.find(block[0]) is not None
 
 
 def _is_epilogue(second: _Group, first: _Group) -> bool:
@@ -355,7 +358,8 @@ def _split(nest: Sequence[For], at: int, extents: Sequence[Index], taken: set[st
 
 
 def _permuted(chain_a: list[For], a: Sequence[Stmt], chain_b: list[For], b: tuple[Stmt, ...]) -> tuple[Stmt, ...] | None:
-    """The map ``b`` with those of its loops outermost that go over what a's outer loops go over; None if that changes nothing."""
+    """The map ``b`` with those of its loops outermost that go over what a's outer loops go over; None if that changes nothing, or
+    if only a small map would be spared and results no longer be walked as they lie."""
     inner = chain_b[-1].body
     if any(isinstance(s, For) for s in inner) or not all(isinstance(s, Let | Store) for s in inner):
         return None
@@ -368,6 +372,9 @@ def _permuted(chain_a: list[For], a: Sequence[Stmt], chain_b: list[For], b: tupl
     order = [*wanted, *(f.axis for f in chain_b if f.axis not in wanted)]
     if not wanted or order == [f.axis for f in chain_b]:
         return None
+    if chain_b[-1].axis in wanted and not any(isinstance(s, For) for s in chain_a[-1].body):
+        if SMALL * iterations(chain_a) <= iterations(chain_b):
+            return None
     return nested(order, inner)
 
 

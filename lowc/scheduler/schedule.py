@@ -17,6 +17,7 @@ from lowc.scheduler import (
     cascade,
     choose_attention,
     choose_contraction,
+    choose_convolution,
     choose_gradient,
     choose_online,
     choose_simt,
@@ -98,7 +99,7 @@ def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:
 
 def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None:
     """``kernel`` by the first of its possible schedules as a contraction that is legal throughout, if there is one."""
-    choosing = (choose_online, choose_gradient, choose_contraction)
+    choosing = (choose_online, choose_gradient, choose_convolution, choose_contraction)
     for steps in [s for each in choosing for s in each.choices(kernel, target, threads)]:
         new = kernel
         try:
