@@ -13,7 +13,7 @@ from lowc.errors import ScheduleError
 from lowc.ir.index import ONE, Atom, Axis, Index, Opaque, constant, floordiv, ix, maximum, minimum, mod
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Load, Stmt, Store
 from lowc.ir.walk import Substitution, has_check, parts, stores
-from lowc.scheduler.apply import conflict
+from lowc.scheduler.conflict import conflict
 from lowc.scheduler.convolution import Convolution, Window, bounded, find, seen_at
 from lowc.scheduler.nest import nested
 from lowc.scheduler.rename import coordinate, fresh
