@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lowc import machine
 from lowc.ir.graph import Graph
 from lowc.options import parse
 
@@ -24,6 +25,7 @@ def lowc_backend(
     from lowc.reuse import compile_or_reuse, lowered_ops
 
     cache = folder_of(chosen)
+    wide = chosen.isa in ("auto", "avx512") and "avx512f" in machine.processor_flags()
 
     def compiled(graph: Graph, constants: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
         return compile_or_reuse(graph, constants, chosen, cache)
@@ -36,4 +38,5 @@ def lowc_backend(
         strict=chosen.strict_errors,
         fallback_random=chosen.fallback_random,
         channels_last=chosen.layout == "auto" and chosen.numerics == "fast",
+        own_convolutions=chosen.convolution == "own" or (chosen.convolution == "auto" and wide),
     )

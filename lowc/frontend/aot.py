@@ -19,7 +19,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from lowc.errors import InternalError, LowcError, OptionError
 from lowc.frontend import collectives, ranks
-from lowc.frontend.channels_last import to_channels_last
+from lowc.frontend.channels_last import DTYPES, to_channels_last
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.importer import import_graph
@@ -46,13 +46,14 @@ def compile_module(
     strict: bool = False,
     fallback_random: bool = False,
     channels_last: bool = False,
+    own_convolutions: bool = False,
 ) -> Callable[..., Any]:
     """A function that does what ``gm`` (a graph of torch calls, as Dynamo makes them) does, gradients included.
 
     ``compile_graph`` is called once for each graph that AOTAutograd makes of it: "inference", or "forward" and "backward".
     ``keep``: ops that are not to be taken apart, as ``aten.gelu.default``.  With ``strict``, a graph that cannot be imported
     raises Unsupported.  With ``fallback_random``, random numbers are ATen's own.  With ``channels_last``, convolutions on a CPU
-    get operands that lie so.
+    get operands that lie so, but in inference those of f32 with ``own_convolutions``: they are likely to be lowc's own.
     """
     if any(isinstance(x, list | tuple | dict) for x in example_inputs):
         again = partial(
@@ -62,17 +63,19 @@ def compile_module(
             strict=strict,
             fallback_random=fallback_random,
             channels_last=channels_last,
+            own_convolutions=own_convolutions,
         )
         return flatten_graph_inputs(gm, example_inputs, again)
 
     log_recompile(gm)
+    lies = DTYPES if channels_last else frozenset[torch.dtype]()
 
     def compiler(name: str) -> Callable[..., Compiled]:
         whole = name == "inference"  # the others are parts of a graph that ``_partition`` has seen
 
         def compiled(gm: fx.GraphModule, _inputs: Any) -> Compiled:
             if whole:
-                _prepare(gm.graph, not fallback_random, channels_last)
+                _prepare(gm.graph, not fallback_random, lies - {torch.float32} if own_convolutions else lies)
             return compile_fx_graph(gm, name, compile_graph, strict=strict)
 
         return compiled
@@ -87,7 +90,7 @@ def compile_module(
             fw_compiler=compiler("forward"),
             bw_compiler=_untraced(compiler("backward")),
             inference_compiler=compiler("inference"),
-            partition_fn=partial(_partition, own_random=not fallback_random, channels_last=channels_last),
+            partition_fn=partial(_partition, own_random=not fallback_random, channels_last=lies),
             decompositions=decompositions(keep, fallback_random=fallback_random),
             keep_inference_input_mutations=True,
         )
@@ -144,7 +147,13 @@ def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[
 
 
 def _partition(
-    joint: fx.GraphModule, inputs: Any, *, own_random: bool, channels_last: bool, num_fwd_outputs: int, **kwargs: Any
+    joint: fx.GraphModule,
+    inputs: Any,
+    *,
+    own_random: bool,
+    channels_last: Collection[torch.dtype],
+    num_fwd_outputs: int,
+    **kwargs: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     drop_unused(joint.graph)
     _prepare(joint.graph, own_random, channels_last)
@@ -155,12 +164,13 @@ def _partition(
     return forward, backward
 
 
-def _prepare(graph: fx.Graph, own_random: bool, channels_last: bool) -> None:
-    """What is done to a whole graph, before it is parted."""
+def _prepare(graph: fx.Graph, own_random: bool, channels_last: Collection[torch.dtype]) -> None:
+    """What is done to a whole graph, before it is parted.  ``channels_last``: convolutions of these dtypes get operands that lie
+    so."""
     if own_random:
         replace_random_ops(graph)
     if channels_last:
-        to_channels_last(graph)
+        to_channels_last(graph, channels_last)
 
 
 def _see_through_detach(graph: fx.Graph) -> None:

@@ -8,10 +8,12 @@
 
 All values after such a convolution have the strides that their ops then give, found with fake tensors as they were in the first
 place.  What the graph returns has the strides that it had, and so has what an op gets that names strides or views memory.  Done
-before the backward pass is parted from the forward one, so that both agree on what is kept.
+before the backward pass is parted from the forward one, so that both agree on what is kept.  In inference lowc's own, with
+what follows them fused, are faster than either: those operands stay as they are.
 """
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -24,9 +26,13 @@ _BY_STRIDES = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter", 
 """Ops that read memory as it lies."""
 
 
-def to_channels_last(graph: fx.Graph) -> bool:
-    """Whether any convolution of ``graph`` got other operands.  Only where sizes are numbers, in two spatial dimensions."""
-    wanted = {node: _operands(node) for node in graph.nodes if node.target in (_FORWARD, _BACKWARD) and _suits(node)}
+DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+def to_channels_last(graph: fx.Graph, dtypes: Collection[torch.dtype] = DTYPES) -> bool:
+    """Whether any convolution of ``graph`` got other operands.  Only those of ``dtypes``, of sizes that are numbers, in two
+    spatial dimensions."""
+    wanted = {node: _operands(node) for node in graph.nodes if node.target in (_FORWARD, _BACKWARD) and _suits(node, dtypes)}
     mode = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
     if mode is None or not any(_differ(node.args[n]) for node, numbers in wanted.items() for n in numbers):
         return False
@@ -47,7 +53,7 @@ def to_channels_last(graph: fx.Graph) -> bool:
     return True
 
 
-def _suits(node: fx.Node) -> bool:
+def _suits(node: fx.Node, dtypes: Collection[torch.dtype]) -> bool:
     first = 0 if node.target is _FORWARD else 1
     values = [n.meta.get("val") for n in node.args[: first + 2] if isinstance(n, fx.Node)]
     transposed = node.args[first + 6]
@@ -56,7 +62,7 @@ def _suits(node: fx.Node) -> bool:
         and v.dim() == 4
         and v.device.type == "cpu"
         and v.layout == torch.strided
-        and v.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and v.dtype in dtypes
         and not v._has_symbolic_sizes_strides
         for v in values
     )
