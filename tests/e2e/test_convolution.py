@@ -114,7 +114,7 @@ def cases(rank: int, most: int) -> st.SearchStrategy[Case]:
 
 
 @given(st.one_of(cases(2, 40), cases(1, 100)), st.sampled_from(ISAS))
-@settings(max_examples=16, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_depthwise_of_any_shape(case: Case, isa: str) -> None:
     check(depthwise(case), case, isa)
 
