@@ -129,7 +129,7 @@ class _Gradients(Scratch):
             number = self.axis("head", batch)
             self.at.update(coordinates(ix(number), self.side.batch, "b", self.taken, lets))
             tile = self.axis("block", down)
-            start = self.zeroed(self.side.across)
+            start = self.zeroed()
             self.first = ix(tile) * self.wide
             blocks = For(tile, self.block())
             return self.outermost(number, (*lets, *start, blocks, *self.summed(self.side.across)))
@@ -341,7 +341,8 @@ class _Gradients(Scratch):
             number = number * axis.extent + self.at[axis]
         return number * (self.padded * self.columns)
 
-    def zeroed(self, across: Mix) -> tuple[Stmt, ...]:
+    def zeroed(self) -> tuple[Stmt, ...]:
+        """Sums of the queries of a head of keys, 0."""
         axes = [self.axis(a.name, a.extent) for a in self.side.others[:-1]]
         self.at.update({a: ix(b) for a, b in zip(self.side.others, axes, strict=False)})
         place = self.axis("place", self.padded * self.columns)
@@ -366,6 +367,7 @@ class _Gradients(Scratch):
         return self.product((k, o, e), add, self.step.across, (kept.name, self.lines.name), end)
 
     def summed(self, across: Mix) -> tuple[Stmt, ...]:
+        """What is made of these sums."""
         axes = [self.axis(a.name, a.extent) for a in self.side.others]
         self.at.update({a: ix(b) for a, b in zip(self.side.others, axes, strict=True)})
         e = self.axis("e", across.columns.extent)

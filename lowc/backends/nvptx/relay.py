@@ -31,20 +31,20 @@ from lowc.artifact import TensorMap
 from lowc.backends.llvm.values import Val
 from lowc.backends.nvptx import barriers, copies
 from lowc.backends.nvptx.barriers import SHARED
+from lowc.backends.nvptx.begun import start_held, start_tiles, wait_for
 from lowc.backends.nvptx.combine import merge, shuffled
-from lowc.backends.nvptx.multiply import ADDRESS, ROWS_BYTES, STEP, SWIZZLED, UNIT, uniform
+from lowc.backends.nvptx.multiply import ROWS_BYTES, uniform
 from lowc.backends.nvptx.thread import Thread, Vals, operand, plus
 from lowc.errors import CodegenError
 from lowc.ir import relays, tiles
 from lowc.ir.index import constant
 from lowc.ir.nodes import Buffer, Expr, For, Kernel, Load, Stmt, Store
-from lowc.ir.relays import HeldProduct, Quad, Turns
-from lowc.ir.tiles import GROUP, SPAN, Fill, TileProduct
+from lowc.ir.relays import Quad, Turns
+from lowc.ir.tiles import GROUP, Fill
 from lowc.ir.walk import exprs, parts, statements
 
 ALIGNMENT = 1024  # of tiles: the pattern of the swizzle repeats there
 REGISTERS = {2: (24, 240), 3: (32, 160)}  # of who fills and who multiply, by groups of the latter; shares of 64 K
-ATOM = SPAN * 2 >> 4  # a row of a tile, in a descriptor's measure
 
 
 @dataclass(slots=True)
@@ -199,10 +199,10 @@ class RelayRing:
 
         def scores(stage: str) -> None:
             self.emit(found.local)
-            _start_scores(t, one, rows, at(0, stage), t.memory[one.sums.name].pointers[0])
+            start_tiles(t, one, rows, at(0, stage), t.memory[one.sums.name].pointers[0])
 
         def mix(stage: str) -> None:
-            _start_mix(t, other, at(1, stage))
+            start_held(t, other, at(1, stage))
 
         sums = lambda: (t.memory[one.sums.name].pointers[0], one.columns // 2)  # noqa: E731
         mixed = (t.memory[other.sums.name].pointers[0], other.columns // 2)
@@ -222,7 +222,7 @@ class RelayRing:
             stage, phase = self.place.now()
             barriers.wait(t, self.full(0, stage), phase)
             scores(stage)
-            _wait(t, 0, [sums()])
+            wait_for(t, 0, [sums()])
             release(self.empty(0, stage))
             self.emit(early)
             self.emit(late)
@@ -236,10 +236,10 @@ class RelayRing:
             barriers.wait(t, self.full(1, last), last_phase)
             scores(stage)
             mix(last)
-            _wait(t, 1, [sums()])
+            wait_for(t, 1, [sums()])
             release(self.empty(0, stage))
             self.emit(early)
-            _wait(t, 0, [mixed, sums()])  # the scores as well: what was made of them is made before
+            wait_for(t, 0, [mixed, sums()])  # the scores as well: what was made of them is made before
             release(self.empty(1, last))
             self.emit(late)
             remember(stage, phase)
@@ -254,7 +254,7 @@ class RelayRing:
             last, last_phase = self.before.now()
             barriers.wait(t, self.full(1, last), last_phase)
             mix(last)
-            _wait(t, 0, [mixed])
+            wait_for(t, 0, [mixed])
             release(self.empty(1, last))
 
     def multiply_in_order(self, loop: For, thread: str) -> None:
@@ -283,12 +283,12 @@ class RelayRing:
             self.emit(found.local)
             for product in found.firsts:
                 left = plus(b, rows, str(self.resident_at(product.left)), 32)
-                _start_scores(t, product, left, starts[id(product.right)], t.memory[product.sums.name].pointers[0])
-            _wait(t, 0, [(t.memory[p.sums.name].pointers[0], p.columns // 2) for p in found.firsts])
+                start_tiles(t, product, left, starts[id(product.right)], t.memory[product.sums.name].pointers[0])
+            wait_for(t, 0, [(t.memory[p.sums.name].pointers[0], p.columns // 2) for p in found.firsts])
             self.emit(found.work)
             for product in found.seconds:
-                _start_mix(t, product, starts[id(product.right)])
-            _wait(t, 0, [(t.memory[p.sums.name].pointers[0], p.columns // 2) for p in found.seconds])
+                start_held(t, product, starts[id(product.right)])
+            wait_for(t, 0, [(t.memory[p.sums.name].pointers[0], p.columns // 2) for p in found.seconds])
             release(self.empty(0, stage), self.empty(1, stage))
             self.place.advance(stage, phase)
             return ()
@@ -314,84 +314,6 @@ def _halves(found: Turns) -> tuple[list[Stmt], list[Stmt]]:
             if any(b is other for b in loaded for other in touched):
                 return list(found.work[:number]), list(found.work[number:])
     return list(found.work), []
-
-
-# ---------------------------------------------------------------- products
-
-
-def _start_scores(t: Thread, found: TileProduct, left: str, right: str, sums: str) -> None:
-    """Starts a product of two tiles, which sets the sums."""
-    count = found.columns // 2
-    kind = found.left.dtype.name
-    registers = ",".join(f"${n}" for n in range(count))
-    shape = f"m64n{found.columns}k{STEP}.f32.{kind}.{kind}"
-    lines = [f"{{ .reg .b64 a, b; wgmma.fence.sync.aligned; mov.b64 a, ${count}; mov.b64 b, ${count + 1};"]
-    for n in range(found.depth // STEP):
-        if n:
-            atom = n * STEP % SPAN == 0  # the next 64 of the depth are behind all rows
-            steps = [rows * ATOM - (SPAN - STEP) * 2 // 16 if atom else STEP * 2 // 16 for rows in (found.rows, found.columns)]
-            lines.append(f"add.s64 a, a, {steps[0]}; add.s64 b, b, {steps[1]};")
-        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, a, b, {int(n > 0)}, 1, 1, 0, 0;")
-    lines.append("wgmma.commit_group.sync.aligned; }")
-    args = f"i64 {_descriptor(t, left, 1)}, i64 {_descriptor(t, right, 1)}"
-    type_ = "{" + ",".join(["float"] * count) + "}"
-    asm = f'asm sideeffect "{" ".join(lines)}", "{",".join(["=f"] * count)},l,l,~{{memory}}"'
-    _keep(t, t.b.op(f"call {type_} {asm}({args}) convergent nounwind"), type_, [(sums, count)])
-
-
-def _start_mix(t: Thread, found: HeldProduct, right: str) -> None:
-    """Starts a product of what threads hold and a tile, added to the sums."""
-    b = t.b
-    sums, held = t.memory[found.sums.name].pointers[0], t.memory[found.held.name].pointers[0]
-    count, words = found.columns // 2, found.depth // 4
-    kind = found.held.dtype.name
-    registers = ",".join(f"${n}" for n in range(count))
-    shape = f"m64n{found.columns}k{STEP}.f32.{kind}.{kind}"
-    lines = [f"{{ .reg .b64 b; wgmma.fence.sync.aligned; mov.b64 b, ${2 * count + words};"]
-    for n in range(found.depth // STEP):
-        if n:
-            lines.append(f"add.s64 b, b, {STEP * ATOM};")
-        left = ",".join(f"${2 * count + 4 * n + q}" for q in range(4))
-        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {{{left}}}, b, 1, 1, 1, 1;")
-    lines.append("wgmma.commit_group.sync.aligned; }")
-    values = _values(t, [(sums, count)])
-    for n in range(words):
-        place = b.pure(f"getelementptr i32, ptr {held}, i64 {n}") if n else held
-        values.append(f"i32 {b.op(f'load i32, ptr {place}')}")
-    values.append(f"i64 {_descriptor(t, right, found.depth * ATOM)}")
-    type_ = "{" + ",".join(["float"] * count) + "}"
-    tied = ",".join(["=f"] * count + [str(n) for n in range(count)] + ["r"] * words)
-    asm = f'asm sideeffect "{" ".join(lines)}", "{tied},l,~{{memory}}"'
-    _keep(t, b.op(f"call {type_} {asm}({', '.join(values)}) convergent nounwind"), type_, [(sums, count)])
-
-
-def _wait(t: Thread, pending: int, arrays: list[tuple[str, int]]) -> None:
-    """Until all but ``pending`` products are done: those of ``arrays`` are, which go through."""
-    count = sum(n for _, n in arrays)
-    type_ = "{" + ",".join(["float"] * count) + "}"
-    tied = ",".join(["=f"] * count + [str(n) for n in range(count)])
-    asm = f'asm sideeffect "wgmma.wait_group.sync.aligned {pending};", "{tied},~{{memory}}"'
-    _keep(t, t.b.op(f"call {type_} {asm}({', '.join(_values(t, arrays))}) convergent nounwind"), type_, arrays)
-
-
-def _places(t: Thread, arrays: list[tuple[str, int]]) -> list[str]:
-    return [t.b.pure(f"getelementptr float, ptr {p}, i64 {n}") if n else p for p, count in arrays for n in range(count)]
-
-
-def _values(t: Thread, arrays: list[tuple[str, int]]) -> list[str]:
-    return [f"float {t.b.op(f'load float, ptr {p}')}" for p in _places(t, arrays)]
-
-
-def _keep(t: Thread, result: str, type_: str, arrays: list[tuple[str, int]]) -> None:
-    for n, p in enumerate(_places(t, arrays)):
-        t.b.line(f"store float {t.b.op(f'extractvalue {type_} {result}, {n}')}, ptr {p}")
-
-
-def _descriptor(t: Thread, address: str, leading: int) -> str:
-    """Of a tile at ``address``; ``leading``: to the next 64 columns, where it lies along them, in the descriptor's measure."""
-    b = t.b
-    at = b.op(f"lshr i32 {b.op(f'and i32 {address}, {ADDRESS}')}, 4")
-    return b.op(f"or i64 {b.op(f'zext i32 {at} to i64')}, {SWIZZLED | UNIT << 32 | leading << 16}")
 
 
 # ---------------------------------------------------------------- four threads
