@@ -35,6 +35,8 @@ def why_not(dtype: DType, q: Sequence[Index], v: Sequence[Index], target: Target
     rows = constant(q[-2])
     if rows is not None and rows <= FEW:
         return f"a library's: gradients for {rows} queries are slower by lowc's own (option attention='own')"
+    if dtype == f32 and constant(q[0]) == 1 and constant(q[1]) == 1:
+        return "a library's: gradients of one head of f32 are slower by lowc's own (option attention='own')"
     return ""
 
 
