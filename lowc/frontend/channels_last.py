@@ -112,16 +112,18 @@ def _by_strides(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return target is not operator.getitem
+    if torch.Tag.nondeterministic_seeded in target.tags or node.meta.get("unbacked_bindings"):
+        return True  # numbers are drawn as memory lies; sizes that data tells would get other symbols
     return target.namespace not in ("aten", "prims") or target._schema.name.split("::")[1] in _BY_STRIDES
 
 
 def _typed(node: fx.Node) -> Any:
-    """What ``node`` gives, as fake tensors; None if it is a view that there is not of what lies so."""
+    """What ``node`` gives, as fake tensors; None if it is a view that there is not of what lies so, or if that is unknown."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     call: Any = node.target
     try:
         return call(*args, **kwargs)
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError, KeyError):
         return None
 
 

@@ -32,6 +32,7 @@ GRAIN = 4096  # elements of a flat chunk that a core takes at least
 TILE_MIN = 16
 LINE = 64  # bytes of a line of cache
 LARGE = 1024  # a size that may be above this one may well be worth cores
+PARTS = 128 << 10  # bytes of parts of sums on the stack
 REGISTERS = 8  # vectors of sums that a loop over rows keeps in registers
 UNROLLED = 12  # work for an element (``weight``) up to which the rows of a tile are unrolled
 
@@ -165,11 +166,20 @@ def _chunk(loop: For, lanes: int, target: Target) -> int:
     inner = any(isinstance(s, For) for s in loop.body)
     least = 4 * lanes if inner else GRAIN
     size = max(least, extent // (8 * target.cores))
+    if constant(loop.axis.extent) is not None and inner and size < extent:
+        return _whole_part(extent, size, lanes)
     if constant(loop.axis.extent) is not None and not inner:
         for parts_ in range(max(1, extent // size), max(1, extent // (2 * size)), -1):
             if extent % parts_ == 0 and (extent // parts_) % lanes == 0:
                 return extent // parts_
     return -(-size // lanes) * lanes
+
+
+def _whole_part(extent: int, size: int, lanes: int) -> int:
+    """About ``size``, such that chunks are equal, as it can be proved of those alone that they do not meet; ``extent`` if there is
+    no such number."""
+    sizes = [n for n in range(size // 2, 2 * size + 1) if n and extent % n == 0]
+    return min(sizes, key=lambda n: (n % lanes > 0, abs(n - size)), default=extent)
 
 
 # ---------------------------------------------------------------- lanes
@@ -296,11 +306,12 @@ def _column_reduction(loop: For, lanes: int, target: Target, parallel: bool) -> 
     columns, known = estimate(loop.axis.extent), constant(loop.axis.extent) is not None
     name = loop.axis.name
     (rows,) = [s.axis for s in loop.body if isinstance(s, For)]
-    chunks = min(64, 8 * target.cores, estimate(rows.extent) * columns // GRAIN)
+    sums = sum(isinstance(s, Acc) for s in loop.body)
+    chunks = min(64, 8 * target.cores, estimate(rows.extent) * columns // GRAIN, PARTS // (8 * columns * sums))
     strips = columns // lanes if known and columns % lanes == 0 else 0
-    in_registers = 1 < strips * sum(isinstance(s, Acc) for s in loop.body) <= REGISTERS
+    in_registers = 1 < strips * sums <= REGISTERS
     kind = Kind("vector", lanes, "", strips if in_registers else 1)
-    if parallel and known and few_columns(columns, target) and chunks >= 2:
+    if parallel and known and few_columns(columns, target) and chunks >= max(2, columns // STRIP):
         return [Interchange(name, kind), Partial(rows.name, chunks, lanes)]
     strip = max(4 * lanes, min(STRIP * 4, -(-columns // (2 * target.cores))) if parallel else STRIP * 4)
     strip = -(-strip // lanes) * lanes

@@ -16,7 +16,21 @@ from collections.abc import Sequence
 
 from lowc.ir.index import Axis, Index, Opaque, constant, ix, split
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import PARALLEL, Acc, Alloc, Buffer, For, Kernel, Let, Load, Stmt, Store, Update, Var
+from lowc.ir.nodes import (
+    PARALLEL,
+    Acc,
+    Alloc,
+    Buffer,
+    For,
+    FromIndex,
+    Kernel,
+    Let,
+    Load,
+    Stmt,
+    Store,
+    Update,
+    Var,
+)
 from lowc.ir.scan import outer_updates
 from lowc.ir.walk import Substitution, exprs, make_kernel, names, parts, statements
 from lowc.scheduler.conflict import conflict
@@ -33,7 +47,7 @@ ROWS = 256  # down which a loop must go to be worth a loop of its own
 
 def few_columns(columns: int, target: Target) -> bool:
     """Whether cores had better share the rows below so many columns: each should have two strips that are a kilobyte wide."""
-    return columns <= 2 * target.cores * STRIP
+    return columns <= min(MOST, 2 * target.cores * STRIP)
 
 
 def distribute(kernel: Kernel, target: Target) -> Kernel:
@@ -92,8 +106,14 @@ def _stages(loop: For) -> list[list[Stmt]]:
         return []
     stages += [opened] if opened else []
     gains = len(stages) > 1 and any(isinstance(s, For) for s in loop.body) or bool(stages) and _is_map(stages[0])
-    by_data = any(isinstance(a, Opaque) for access in touched(loop.body) for a in index_atoms(access.index[0]))
-    return stages if gains and not by_data and not conflict(loop, PARALLEL) else []
+    return stages if gains and not _by_data(loop) and not conflict(loop, PARALLEL) else []
+
+
+def _by_data(loop: For) -> bool:
+    """Whether an index in ``loop`` is made of a name, which no array can stand for."""
+    indices = [p.index for s in statements(loop.body) for e in exprs(s) for p in parts(e) if isinstance(p, FromIndex)]
+    indices += [index for access in touched(loop.body) for index in access.index]
+    return any(isinstance(atom, Opaque) for index in indices for atom in index_atoms(index))
 
 
 def _is_map(stage: Sequence[Stmt]) -> bool:

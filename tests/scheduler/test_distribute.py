@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from lowc.ir.interp import run_kernel
-from lowc.ir.nodes import For, Kernel
+from lowc.ir.nodes import Alloc, For, Kernel, Launch
 from lowc.ir.parser import parse_kernel
+from lowc.ir.printer import print_kernel
+from lowc.ir.walk import statements
 from lowc.options import Options
 from lowc.scheduler import pipeline
 from lowc.scheduler.distribute import distribute
@@ -111,3 +113,24 @@ def test_native_code(isa: str, columns: int) -> None:
     assert call(artifact, library, memory, {}) == 0
     for name in ("y", "rate"):
         np.testing.assert_allclose(memory[name], wanted[name], rtol=2e-4, atol=2e-4)
+
+
+def test_loops_with_places_that_data_tells_stay() -> None:
+    text = NORM.format(c=32, rows=ROWS, size=ROWS * 32)
+    text = text.replace("r = rsqrt(", "place = cast:i64(x[c])\n    r = cast:f32(idx(place)) + rsqrt(")
+    kernel = parse_kernel(text)
+    assert distribute(kernel, TARGET) is kernel
+
+
+@pytest.mark.parametrize("columns", [640, 3000])
+@pytest.mark.parametrize("cores", [2, 64])
+def test_parts_of_sums_stay_small(columns: int, cores: int) -> None:
+    """They lie on the stack, and cores may be many."""
+    machine = replace(TARGET, cores=cores)
+    module = pipeline.run(replace(module_of(norm(columns, 2000)), level="LOOPS"), machine, Options(check=True))
+    (launch,) = module.steps
+    assert isinstance(launch, Launch)
+    arrays = [s.buffer for s in statements(launch.kernel.body) if isinstance(s, Alloc)]
+    sizes = [int(str(a.shape[0])) * a.dtype.bytes for a in arrays]
+    assert max(sizes, default=0) <= 128 << 10 and sum(sizes) <= 1 << 20
+    assert "parallel" in print_kernel(launch.kernel)
