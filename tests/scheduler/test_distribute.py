@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from lowc.ir.interp import run_kernel
-from lowc.ir.nodes import For, Kernel
+from lowc.ir.nodes import For, Kernel, Launch
 from lowc.ir.parser import parse_kernel
+from lowc.ir.walk import statements
 from lowc.options import Options
 from lowc.scheduler import pipeline
 from lowc.scheduler.distribute import distribute
@@ -111,3 +112,27 @@ def test_native_code(isa: str, columns: int) -> None:
     assert call(artifact, library, memory, {}) == 0
     for name in ("y", "rate"):
         np.testing.assert_allclose(memory[name], wanted[name], rtol=2e-4, atol=2e-4)
+
+
+SUM = """
+kernel total(x: f32[{size}], y: f32[{c}]) {{
+  for c in {c} {{
+    acc s: f32 = add
+    for k in {rows} {{
+      s add= x[k*{c} + c]
+    }}
+    y[c] = s
+  }}
+}}
+"""
+
+
+@pytest.mark.parametrize(("cores", "columns"), [(2, 1024), (8, 4096), (16, 8192), (64, 4096), (64, 30000)])
+def test_parts_of_sums_fit_on_a_stack_whatever_the_cores(cores: int, columns: int) -> None:
+    kernel = parse_kernel(SUM.format(c=columns, rows=2000, size=columns * 2000))
+    machine = replace(target("sse2"), cores=cores)
+    module = pipeline.run(replace(module_of(kernel), level="LOOPS"), machine, Options(isa="sse2"))
+    compiled(module, "sse2", True)  # raises if not
+    (step,) = module.steps
+    assert isinstance(step, Launch)
+    assert any(isinstance(s, For) and s.kind.name == "parallel" for s in statements(step.kernel.body))
