@@ -182,7 +182,9 @@ def test_a_mask_over_both_windows_is_no_bound_of_one(mask: str, step: int) -> No
     check(of, chosen)
 
 
-@pytest.mark.parametrize(("made", "channels", "size", "taps"), [(12, 2, 150, 3), (64, 3, 160, 3), (12, 2, 1000, 3), (8, 2, 300, 5)])
+@pytest.mark.parametrize(
+    ("made", "channels", "size", "taps"), [(12, 2, 150, 3), (64, 3, 160, 3), (12, 2, 1000, 3), (8, 2, 300, 5)]
+)
 def test_blocks_of_few_channels_fit_on_a_stack(made: int, channels: int, size: int, taps: int) -> None:
     of = kernel(made, channels, (size, size), taps, images=1)
     ((chosen,),) = choose_convolution.choices(of, X86[512], False)
