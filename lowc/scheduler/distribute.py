@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from lowc.ir.index import Axis, Index, Opaque, constant, ix, split
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import PARALLEL, Acc, Alloc, Buffer, For, Kernel, Let, Load, Stmt, Store, Update, Var
+from lowc.ir.nodes import PARALLEL, Acc, Alloc, Buffer, For, FromIndex, Kernel, Let, Load, Stmt, Store, Update, Var
 from lowc.ir.scan import outer_updates
 from lowc.ir.walk import Substitution, exprs, make_kernel, names, parts, statements
 from lowc.scheduler.conflict import conflict
@@ -92,8 +92,15 @@ def _stages(loop: For) -> list[list[Stmt]]:
         return []
     stages += [opened] if opened else []
     gains = len(stages) > 1 and any(isinstance(s, For) for s in loop.body) or bool(stages) and _is_map(stages[0])
-    by_data = any(isinstance(a, Opaque) for access in touched(loop.body) for a in index_atoms(access.index[0]))
-    return stages if gains and not by_data and not conflict(loop, PARALLEL) else []
+    return stages if gains and not _by_data(loop) and not conflict(loop, PARALLEL) else []
+
+
+def _by_data(loop: For) -> bool:
+    """Whether an index in ``loop`` (of memory, or in a mask or an extent) is a let, which another loop would not have."""
+    found = [a.index[0] for a in touched(loop.body)]
+    found += [s.axis.extent for s in loop.body if isinstance(s, For)]
+    found += [p.index for s in statements(loop.body) for e in exprs(s) for p in parts(e) if isinstance(p, FromIndex)]
+    return any(isinstance(a, Opaque) for index in found for a in index_atoms(index))
 
 
 def _is_map(stage: Sequence[Stmt]) -> bool:

@@ -78,12 +78,16 @@ def test_one_loop_for_each_time_down_the_rows(columns: int) -> None:
         ("x[l*32 + c]", "x[l + c*1024]"),
         ("y[n*32 + c]", "y[n]"),  # iterations meet
         ("rate[c] = r", "rate[c] add= r"),
+        ("* r * w[c]", "* select(idx(count) > idx(n), r, w[c])"),  # a let that no other loop has
     ],
 )
 def test_other_loops_stay(old: str, new: str) -> None:
     text = NORM.format(c=32, rows=ROWS, size=ROWS * 32)
     assert old in text
-    kernel = parse_kernel(text.replace(old, new))
+    text = text.replace(old, new)
+    if "count" in new:
+        text = text.replace("    rate[c] = r", "    count = i64(r)\n    rate[c] = r")
+    kernel = parse_kernel(text)
     assert distribute(kernel, TARGET) is kernel
 
 
