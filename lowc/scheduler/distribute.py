@@ -16,7 +16,21 @@ from collections.abc import Sequence
 
 from lowc.ir.index import Axis, Index, Opaque, constant, ix, split
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import PARALLEL, Acc, Alloc, Buffer, For, FromIndex, Kernel, Let, Load, Stmt, Store, Update, Var
+from lowc.ir.nodes import (
+    PARALLEL,
+    Acc,
+    Alloc,
+    Buffer,
+    For,
+    FromIndex,
+    Kernel,
+    Let,
+    Load,
+    Stmt,
+    Store,
+    Update,
+    Var,
+)
 from lowc.ir.scan import outer_updates
 from lowc.ir.walk import Substitution, exprs, make_kernel, names, parts, statements
 from lowc.scheduler.conflict import conflict
