@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
+from torch.multiprocessing.reductions import StorageWeakRef
 
 _ATEN = torch.ops.aten
 _FORWARD, _BACKWARD = _ATEN.convolution.default, _ATEN.convolution_backward.default
@@ -36,7 +37,7 @@ def to_channels_last(graph: fx.Graph, dtypes: Collection[torch.dtype] = DTYPES) 
     mode = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
     if mode is None or not any(_differ(node.args[n]) for node, numbers in wanted.items() for n in numbers):
         return False
-    if any(_reads_around(node) for node in graph.nodes):
+    if any(_reads_around(node) for node in graph.nodes) or _results_share(graph):
         return False
     before = {node: node.meta.get("val") for node in graph.nodes}
     changed: set[fx.Node] = set()
@@ -132,6 +133,14 @@ def _reads_around(node: fx.Node) -> bool:
         return False
     values = [n.meta.get("val") for n in node.all_input_nodes if n.op != "placeholder"]
     return any(isinstance(v, Tensor) and (_is_symbolic(v) or v.untyped_storage().nbytes() != _extent(v)) for v in values)
+
+
+def _results_share(graph: fx.Graph) -> bool:
+    """Whether two results lie in one memory, as copies of them would not."""
+    nodes = [n for n in graph.output_node().all_input_nodes if n.op != "placeholder"]
+    values = [n.meta.get("val") for n in nodes]
+    refs = [StorageWeakRef(v.untyped_storage()) for v in values if isinstance(v, Tensor) and v.layout == torch.strided]
+    return len(set(refs)) < len(refs)
 
 
 def _extent(value: Tensor) -> int:

@@ -180,3 +180,13 @@ def test_equal_results_stay_apart(grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         one, other = torch.compile(function, backend="lowc", options={"convolution": "library"})(torch.randn(2, 3, 10, 12))
     assert one.data_ptr() != other.data_ptr()
+
+
+def test_results_in_one_memory_stay_so() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = CONV(x)
+        return y, y.view(2, -1), y[:, 2:5]
+
+    with torch.no_grad():
+        found = torch.compile(function, backend="lowc", options={"convolution": "library"})(torch.randn(2, 3, 10, 12))
+    assert len({r.untyped_storage().data_ptr() for r in found}) == 1
