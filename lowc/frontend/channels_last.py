@@ -7,9 +7,10 @@
                                                          return aten.clone(convolution_1, memory_format=contiguous)
 
 All values after such a convolution have the strides that their ops then give, found with fake tensors as they were in the first
-place.  What the graph returns has the strides that it had, and so has what an op gets that names strides or views memory.  Done
-before the backward pass is parted from the forward one, so that both agree on what is kept.  In inference lowc's own, with
-what follows them fused, are faster than either: those operands stay as they are.
+place.  What the graph returns has the strides that it had, and so has what an op gets that names strides, views memory, draws
+random numbers (in the order of memory) or gives sizes that are no numbers.  Done before the backward pass is parted from the
+forward one, so that both agree on what is kept.  In inference lowc's own, with what follows them fused, are faster than either:
+those operands stay as they are.
 """
 
 import operator
@@ -19,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
+from torch.multiprocessing.reductions import StorageWeakRef
 
 _ATEN = torch.ops.aten
 _FORWARD, _BACKWARD = _ATEN.convolution.default, _ATEN.convolution_backward.default
 _BY_STRIDES = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter", "set_"})
 """Ops that read memory as it lies."""
-
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -35,6 +36,8 @@ def to_channels_last(graph: fx.Graph, dtypes: Collection[torch.dtype] = DTYPES) 
     wanted = {node: _operands(node) for node in graph.nodes if node.target in (_FORWARD, _BACKWARD) and _suits(node, dtypes)}
     mode = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
     if mode is None or not any(_differ(node.args[n]) for node, numbers in wanted.items() for n in numbers):
+        return False
+    if any(_reads_around(node) for node in graph.nodes) or _results_share(graph):
         return False
     before = {node: node.meta.get("val") for node in graph.nodes}
     changed: set[fx.Node] = set()
@@ -98,13 +101,18 @@ def _again(graph: fx.Graph, node: fx.Node, before: dict[fx.Node, Any], changed: 
     """The type of ``node`` anew, of whose operands some lie otherwise now."""
     if node.target is _ATEN.copy_.default:
         return
-    new = None if _by_strides(node) else _typed(node)
+    old = before[node]
+    new = None if _by_strides(node) or _is_symbolic(old) else _typed(node)
     if new is None:
         _give_back(graph, node, before, changed)
-        return
-    node.meta["val"] = new
-    if _strides(new) != _strides(before[node]):
+    elif _strides(new) != _strides(old):
+        if _overlaps(old):  # no copy has elements that meet
+            _give_back(graph, node, before, changed)
+            return
+        node.meta["val"] = new
         changed.add(node)
+    else:
+        node.meta["val"] = _lying(old, new)
 
 
 def _by_strides(node: fx.Node) -> bool:
@@ -112,9 +120,62 @@ def _by_strides(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return target is not operator.getitem
-    if torch.Tag.nondeterministic_seeded in target.tags or node.meta.get("unbacked_bindings"):
-        return True  # numbers are drawn as memory lies; sizes that data tells would get other symbols
-    return target.namespace not in ("aten", "prims") or target._schema.name.split("::")[1] in _BY_STRIDES
+    return target.namespace not in ("aten", "prims") or _names_strides(node) or torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _names_strides(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name.split("::")[1] in _BY_STRIDES
+
+
+def _reads_around(node: fx.Node) -> bool:
+    """Whether ``node`` reads memory beside what it takes, which a copy of that does not have."""
+    if not _names_strides(node):
+        return False
+    values = [n.meta.get("val") for n in node.all_input_nodes if n.op != "placeholder"]
+    return any(isinstance(v, Tensor) and (_is_symbolic(v) or v.untyped_storage().nbytes() != _extent(v)) for v in values)
+
+
+def _results_share(graph: fx.Graph) -> bool:
+    """Whether two results lie in one memory, as copies of them would not."""
+    nodes = [n for n in graph.output_node().all_input_nodes if n.op != "placeholder"]
+    values = [n.meta.get("val") for n in nodes]
+    refs = [StorageWeakRef(v.untyped_storage()) for v in values if isinstance(v, Tensor) and v.layout == torch.strided]
+    return len(set(refs)) < len(refs)
+
+
+def _extent(value: Tensor) -> int:
+    """The bytes from the first element of ``value`` to its last."""
+    if value.numel() == 0:
+        return 0
+    return value.itemsize * (1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)))
+
+
+def _is_symbolic(value: Any) -> bool:
+    """Whether any of the results ``value`` is, or has sizes, of no known number: asking about these would add guards."""
+    values = value if isinstance(value, tuple | list) else (value,)
+    return any(v._has_symbolic_sizes_strides if isinstance(v, Tensor) else v is not None for v in values)
+
+
+def _overlaps(value: Any) -> bool:
+    """Whether elements of a tensor lie in one place, as of one that is expanded."""
+    if not isinstance(value, Tensor):
+        return False
+    beside = 0  # from an element to the last that is told from it by the smaller strides
+    for stride, size in sorted((s, n) for n, s in zip(value.shape, value.stride(), strict=True) if n > 1):
+        if stride <= beside:
+            return True
+        beside += (size - 1) * stride
+    return False
+
+
+def _lying(old: Any, new: Any) -> Any:
+    """``old``, in its own memory, which views of it are still known to be in, with the strides of ``new`` along dimensions of
+    size 1."""
+    if isinstance(old, tuple | list):
+        return type(old)([_lying(a, b) for a, b in zip(old, new, strict=True)])
+    if not isinstance(old, Tensor) or old.stride() == new.stride():
+        return old
+    return _ATEN.as_strided.default(old, new.shape, new.stride())
 
 
 def _typed(node: fx.Node) -> Any:
@@ -129,7 +190,7 @@ def _typed(node: fx.Node) -> Any:
 
 def _differs(value: Any, before: Any) -> bool:
     """Whether a tensor that is returned has other strides, also along dimensions of size 1."""
-    return isinstance(value, Tensor) and value.stride() != before.stride()
+    return isinstance(value, Tensor) and value is not before and value.stride() != before.stride()
 
 
 def _strides(value: Any) -> list[Any]:
@@ -139,11 +200,14 @@ def _strides(value: Any) -> list[Any]:
 
 
 def _as_before(graph: fx.Graph, user: fx.Node, source: fx.Node, before: dict[fx.Node, Any]) -> fx.Node:
-    """A copy of ``source`` with the strides that it had."""
+    """A copy of ``source`` with the strides that it had, its type in the memory in which views of ``source`` are known to be."""
     value = before[source]
+    lying = _ATEN.as_strided.default(value, value.shape, value.stride(), 0)
     form = torch.contiguous_format if value.is_contiguous() else torch.channels_last
     if value.is_contiguous(memory_format=form):
-        return _clone(graph, user, source, form)
+        node = _clone(graph, user, source, form)
+        node.meta["val"] = lying
+        return node
     with graph.inserting_before(user):
         blank = graph.call_function(
             _ATEN.empty_strided.default, (list(value.shape), list(value.stride())), {"dtype": value.dtype, "device": value.device}
@@ -151,7 +215,7 @@ def _as_before(graph: fx.Graph, user: fx.Node, source: fx.Node, before: dict[fx.
         node = graph.call_function(_ATEN.copy.default, (blank, source))
     for made in (blank, node):
         made.meta = {k: v for k, v in source.meta.items() if k in ("stack_trace", "partitioner_tag", "seq_nr")}
-        made.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        made.meta["val"] = lying
     return node
 
 

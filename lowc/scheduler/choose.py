@@ -25,6 +25,7 @@ from lowc.scheduler.conflict import conflict, meeting
 from lowc.scheduler.distribute import STRIP, few_columns
 from lowc.scheduler.nest import chain, estimate, touched, weight
 from lowc.scheduler.partial import Partial
+from lowc.scheduler.tiles import STACK
 from lowc.target import Target
 
 PARALLEL_WORK = 24_000  # cheap vector-element operations below which starting the cores costs more than it saves
@@ -32,7 +33,6 @@ GRAIN = 4096  # elements of a flat chunk that a core takes at least
 TILE_MIN = 16
 LINE = 64  # bytes of a line of cache
 LARGE = 1024  # a size that may be above this one may well be worth cores
-PARTS = 128 << 10  # bytes of parts of sums on the stack
 REGISTERS = 8  # vectors of sums that a loop over rows keeps in registers
 UNROLLED = 12  # work for an element (``weight``) up to which the rows of a tile are unrolled
 
@@ -41,9 +41,9 @@ def choose(kernel: Kernel, target: Target, threads: bool) -> Schedule:
     """The Schedule for ``kernel``, which is SCHEDULED-level and serial."""
     plan: list[Primitive] = []
     lanes = _lanes(kernel, target)
-    for stmt in kernel.body:
-        if isinstance(stmt, For):
-            plan.extend(_nest(stmt, lanes, target, threads))
+    loops = [s for s in kernel.body if isinstance(s, For)]
+    for loop in loops:
+        plan.extend(_nest(loop, lanes, target, threads, STACK // 2 // len(loops)))
     return tuple(plan)
 
 
@@ -57,7 +57,8 @@ def _lanes(kernel: Kernel, target: Target) -> int:
 # ---------------------------------------------------------------- one nest
 
 
-def _nest(loop: For, lanes: int, target: Target, threads: bool) -> list[Primitive]:
+def _nest(loop: For, lanes: int, target: Target, threads: bool, room: int) -> list[Primitive]:
+    """``room``: bytes of scratch memory that the cores may share."""
     plan: list[Primitive] = []
     nest = chain((loop,))
     tile = _tile_axes(nest)
@@ -68,7 +69,7 @@ def _nest(loop: For, lanes: int, target: Target, threads: bool) -> list[Primitiv
         return _reduction(loop, lanes, target, parallel)
     vectors: list[Primitive] = []
     if _column(loop, lanes):
-        return _column_reduction(loop, lanes, target, parallel)
+        return _column_reduction(loop, lanes, target, parallel, room)
     bound = _vectorise(loop, lanes, vectors)
     if parallel and (columns := _scatter_columns(nest, bound, target)) is not None:
         return _scatter(nest, columns, lanes, target)
@@ -299,20 +300,20 @@ def _column(loop: For, lanes: int) -> bool:
     return True
 
 
-def _column_reduction(loop: For, lanes: int, target: Target, parallel: bool) -> list[Primitive]:
+def _column_reduction(loop: For, lanes: int, target: Target, parallel: bool, room: int) -> list[Primitive]:
     """Strips of columns over cores; within a strip row after row, into an array of accumulators that stays in L1.  Where there
-    are too few strips, rows in chunks over cores."""
+    are too few strips, rows in chunks over cores, if ``room`` has such arrays for as many chunks as there are cores."""
     plan: list[Primitive] = []
     columns, known = estimate(loop.axis.extent), constant(loop.axis.extent) is not None
     name = loop.axis.name
     (rows,) = [s.axis for s in loop.body if isinstance(s, For)]
-    sums = sum(isinstance(s, Acc) for s in loop.body)
-    chunks = min(64, 8 * target.cores, estimate(rows.extent) * columns // GRAIN, PARTS // (8 * columns * sums))
+    chunks = min(64, 8 * target.cores, estimate(rows.extent) * columns // GRAIN)
+    fitting = room // max(1, columns * sum(v.dtype.bytes for s in loop.body if isinstance(s, Acc) for v in s.vars))
     strips = columns // lanes if known and columns % lanes == 0 else 0
-    in_registers = 1 < strips * sums <= REGISTERS
+    in_registers = 1 < strips * sum(isinstance(s, Acc) for s in loop.body) <= REGISTERS
     kind = Kind("vector", lanes, "", strips if in_registers else 1)
-    if parallel and known and few_columns(columns, target) and chunks >= max(2, columns // STRIP):
-        return [Interchange(name, kind), Partial(rows.name, chunks, lanes)]
+    if parallel and known and few_columns(columns, target) and min(chunks, fitting) >= 2 and fitting >= min(chunks, target.cores):
+        return [Interchange(name, kind), Partial(rows.name, min(chunks, fitting), lanes)]
     strip = max(4 * lanes, min(STRIP * 4, -(-columns // (2 * target.cores))) if parallel else STRIP * 4)
     strip = -(-strip // lanes) * lanes
     if known and columns % strip and columns > strip:

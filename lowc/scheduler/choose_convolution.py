@@ -108,10 +108,8 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
         work *= max(1, estimate(tap.extent))
     parallel = threads and target.cores > 1 and work // lanes >= PARALLEL_WORK
     kind = PARALLEL if parallel else Kind()
-    steps: tuple[Step | None, ...] = (_direct if found.depth else _depthwise)(found, lanes, target, kind),
-    return tuple([(step,) for step in steps if step is not None])
-
-
+    step = (_direct if found.depth else _depthwise)(found, lanes, target, kind)
+    return () if step is None else ((step,),)
 
 
 def _depthwise(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step | None:
@@ -194,6 +192,9 @@ def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step 
             if room * found.data.dtype.bytes > min(target.l2 * 3 // 10, STACK // 2):
                 continue
             places = -(-((rows - 1) * pitch + wide) // (vectors * lanes))
+            scratch = room + tall * (places * vectors * lanes + SLICE + taps)
+            if scratch * found.data.dtype.bytes > STACK * 9 // 10:
+                continue
             for split_ in (1, 2, 4, 8):
                 count = -(-made // (tall * split_)) * tall
                 if split_ > 1 and count * (split_ - 1) >= made:

@@ -12,7 +12,7 @@ same two numbers.  So it may be any expression of which this is true: masked loa
 Windows of which no two see the same element, and none sees beyond the edge, are none.  A convolution of one tap has no window.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -176,8 +176,9 @@ def seen_at(data: Expr, where: dict[Window, Index]) -> Expr:
     return rewrite(data, node, {})
 
 
-def bounded(data: Expr, axis: Atom) -> tuple[Index | None, Index | None, Expr]:
+def bounded(data: Expr, axis: Atom, moving: Collection[Atom] = ()) -> tuple[Index | None, Index | None, Expr]:
     """(first and behind the last of ``axis`` for which no mask makes a load 0, the load without that mask), None: no bound.
+    No bound depends on ``moving``.
 
     ``x[… if i >= 1 & i < 57]`` is (1, 57, x[…]).
     """
@@ -191,7 +192,7 @@ def bounded(data: Expr, axis: Atom) -> tuple[Index | None, Index | None, Expr]:
     kept: Expr | None = None
     for each in _conjuncts(load.mask):
         limit = _limit(each, axis)
-        if limit is None:
+        if limit is None or any(depends_on(limit[1], a) for a in moving):
             kept = each if kept is None else Op("and", (kept, each), each.dtype)
         elif limit[0] and low is None:
             low = limit[1]

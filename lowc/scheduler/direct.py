@@ -34,6 +34,7 @@ from lowc.scheduler.convolution import Convolution
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.rename import coordinates, fresh, renewed
 from lowc.scheduler.seen import Seen, convolution
+from lowc.scheduler.tiles import STACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,9 @@ class _Blocks:
         self.direct = plain and multiple_of(channels.extent, step.tile[0])
         self.weights = self.array("weights", step.tile[0] * step.deep * self.taps)
         self.sums = self.array("sums", step.tile[0] * self.wide)
+        scratch = (self.seen.memory, self.sums, *(() if self.direct else (self.weights,)))
+        if sum(constant(b.shape[0]) or 0 for b in scratch) * self.dtype.bytes > STACK:
+            raise ScheduleError("a block takes more than a stack")
 
     def axis(self, name: str, extent: int | Index) -> Axis:
         return Axis(fresh(name, self.taken), ix(extent))

@@ -110,10 +110,11 @@ def _stages(loop: For) -> list[list[Stmt]]:
 
 
 def _by_data(loop: For) -> bool:
-    """Whether an index in ``loop`` is made of a name, which no array can stand for."""
-    indices = [p.index for s in statements(loop.body) for e in exprs(s) for p in parts(e) if isinstance(p, FromIndex)]
-    indices += [index for access in touched(loop.body) for index in access.index]
-    return any(isinstance(atom, Opaque) for index in indices for atom in index_atoms(index))
+    """Whether an index in ``loop`` (of memory, or in a mask or an extent) is a let, which another loop would not have."""
+    found = [a.index[0] for a in touched(loop.body)]
+    found += [s.axis.extent for s in loop.body if isinstance(s, For)]
+    found += [p.index for s in statements(loop.body) for e in exprs(s) for p in parts(e) if isinstance(p, FromIndex)]
+    return any(isinstance(a, Opaque) for index in found for a in index_atoms(index))
 
 
 def _is_map(stage: Sequence[Stmt]) -> bool:

@@ -69,6 +69,14 @@ class Seen:
         self.first: dict[Axis, Index] = {}
         self.count: dict[Axis, Index] = {}
         self.at: dict[Atom, Index] = {}
+        self.names = {w: Opaque(w.place.name) for w in found.windows}
+        self.input = seen_at(found.data, {w: ix(n) for w, n in self.names.items()})
+        self.limits: dict[Window, tuple[Index | None, Index | None]] = {}
+        # a bound holds for the whole copy, so that what else moves in it can be in none
+        moving: set[Atom] = {*self.names.values(), *found.depth, *(() if self.lane else (along,))}
+        for window, name in self.names.items():
+            low, high, self.input = bounded(self.input, name, moving - {name})
+            self.limits[window] = low, high
 
     def rows(self, window: Window) -> int:
         """Rows of a phase, for all places of a block."""
@@ -117,7 +125,7 @@ class Seen:
         for number in _phases(window):
             at_phase = phase + number * later
             used = self.count[window.place] + ((_taps(window) - 1) * window.gap - number) // window.step
-            low, high = self.bounds(window, window.step, number, used, where, out)
+            low, high = self.bounds(window, window.step, number, used, out)
             starts = [start + (at_phase + n) * size + row * (below * rows) for n in range(later)]
             out += [s for first in starts for s in self.zeros(first, low * below)]
             inside = Axis(fresh(f"{window.place.name}_r", self.taken), high - low)
@@ -131,11 +139,10 @@ class Seen:
         return self.first[window.place] * window.step
 
     def bounds(
-        self, window: Window, step: int, phase: int, count: Index, where: dict[Window, Index], out: list[Stmt]
+        self, window: Window, step: int, phase: int, count: Index, out: list[Stmt]
     ) -> tuple[Index, Index]:
         """(first, behind the last) of ``count`` elements, ``step`` apart from ``phase`` on, where the input is no 0 by a mask."""
-        place = Opaque(fresh("place", self.taken))
-        low, high, _ = bounded(seen_at(self.found.data, {**where, window: ix(place)}), place)
+        low, high = self.limits[window]
         there, origin = Substitution(self.at), self.origin(window)
 
         def number(limit: Index) -> Index:
@@ -146,12 +153,8 @@ class Seen:
         return coordinate("low", first, self.taken, out), coordinate("high", last, self.taken, out)
 
     def value(self, where: dict[Window, Index]) -> Expr:
-        """The input at these places, where masks are known to hold: loops go over nothing else."""
-        names = {w: Opaque(w.place.name) for w in where}
-        value = seen_at(self.found.data, {w: ix(n) for w, n in names.items()})
-        for name in names.values():
-            value = bounded(value, name)[2]
-        return Substitution({**self.at, **{names[w]: place for w, place in where.items()}}).expr(value)
+        """The input at these places, where the masks that are bounds are known to hold: loops go over nothing else."""
+        return Substitution({**self.at, **{self.names[w]: place for w, place in where.items()}}).expr(self.input)
 
     def zeros(self, first: Index, count: Index) -> tuple[Stmt, ...]:
         """Zeros where the input ends; and where vectors see what is nobody's, which could be numbers that are slow to use."""
@@ -175,7 +178,7 @@ class Seen:
             return (For(channel, (store,), vector), *self.zeros(begin + count, self.pitch - count))
         lane, out = self.lane, list[Stmt]()
         used = (self.count[self.along] - 1) * lane.step + (_taps(lane) - 1) * lane.gap + 1
-        low, high = self.bounds(lane, 1, 0, used, where, out)
+        low, high = self.bounds(lane, 1, 0, used, out)
         inside = Axis(fresh(self.along.name, self.taken), high - low)
         value = self.value({**where, lane: self.origin(lane) + low + inside})
         if lane.step == 1:

@@ -5,7 +5,8 @@ Before:  for k in K { s add= exp(x[i, k] - m) }              after:   alloc e: f
                                                                       for j in K { out[i, j] = e[j] * r }
 
 Only expressions of unmasked loads from buffers that nothing writes, and of accumulators that nothing updates, from the first of
-the loops on, in loops without inner loops, of a static extent that fits into a quarter of a core's L2.
+the loops on, in loops without inner loops, of a static extent that fits into a quarter of a core's L2; down the
+columns of a matrix, along which the lanes of a vector then go, a row for each lane must fit on a stack.
 
 ``share_bounded`` is for kernels of GPUs whose rows have a symbolic length below a known one (``versions``): the row of scratch
 has room for that, and what is loaded is loaded in a loop of its own, so that all loads are under way before a thread waits for
@@ -50,6 +51,7 @@ from lowc.options import Options
 from lowc.scheduler.linearise import address
 from lowc.scheduler.nest import estimate, map_kernels, weight
 from lowc.scheduler.rename import fresh
+from lowc.scheduler.tiles import STACK
 from lowc.target import Target
 
 REGISTERS = 128 << 10  # bytes of a block that threads hold in registers from one loop to the next
@@ -62,7 +64,7 @@ def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with costly expressions shared between neighbouring loops."""
     if target.kind == "nvptx":
         return map_kernels(module, lambda kernel: _share(kernel, REGISTERS, (True, False), constant))
-    return map_kernels(module, lambda kernel: _share(kernel, target.l2 // 4, (False,), constant))
+    return map_kernels(module, lambda kernel: _share(kernel, target.l2 // 4, (False,), constant, target.vector_bits // 32))
 
 
 def share_bounded(kernel: Kernel) -> Kernel:
@@ -70,28 +72,35 @@ def share_bounded(kernel: Kernel) -> Kernel:
     return _share(kernel, REGISTERS, (True, False), upper_bound)
 
 
-def _share(kernel: Kernel, room: int, rounds: Sequence[bool], most: Callable[[Index], int | None]) -> Kernel:
-    """``rounds``: whether each is about loads.  ``most``: the room for a row of an extent, None if there is to be none."""
+def _share(
+    kernel: Kernel, room: int, rounds: Sequence[bool], most: Callable[[Index], int | None], lanes: int = 1
+) -> Kernel:
+    """``rounds``: whether each is about loads.  ``most``: the room for a row of an extent, None if there is to be none.
+    ``lanes``: rows of scratch that a loop down columns has at once."""
     body, shared = kernel.body, 0
     for of_loads in rounds:
-        sharer = _Sharer(names(body) | {p.name for p in kernel.params}, room, of_loads, most)
+        sharer = _Sharer(names(body) | {p.name for p in kernel.params}, room, of_loads, most, lanes)
         body = sharer.block(body, top=True)
         room, shared = sharer.room, shared + sharer.shared
     return make_kernel(kernel.name, body, kernel.params) if shared else kernel
 
 
 class _Sharer:
-    """``room``: bytes of scratch left for this kernel; ``written`` and ``updated``: the buffers and accumulators that the loops
-    looked at, or statements behind them, change; ``of_loads``: it is about loads, whatever is computed from them.
+    """``room``: bytes of scratch left for this kernel, ``stack``: of a stack, on which there are ``lanes`` rows down columns;
+    ``written`` and ``updated``: the buffers and accumulators that the loops looked at, or statements behind them, change;
+    ``of_loads``: it is about loads, whatever is computed from them.
     """
 
-    def __init__(self, taken: set[str], room: int, of_loads: bool, most: Callable[[Index], int | None]) -> None:
+    def __init__(
+        self, taken: set[str], room: int, of_loads: bool, most: Callable[[Index], int | None], lanes: int
+    ) -> None:
         self.of_loads = of_loads
         self.most = most
+        self.lanes = lanes
         self.written: set[int] = set()
         self.updated: set[str] = set()
         self.taken = taken
-        self.room = room
+        self.room, self.stack = room, STACK
         self.shared = 0
 
     def block(self, body: Sequence[Stmt], top: bool) -> tuple[Stmt, ...]:
@@ -132,9 +141,12 @@ class _Sharer:
         for key, expr in mine.items():
             using = [n for n in later if key in self.costly(block[n + added])]  # type: ignore[arg-type]
             length = self.most(loop.axis.extent) or 0
-            if not using or length * expr.dtype.bytes > self.room:
+            size = length * expr.dtype.bytes
+            stack = size * (self.lanes if _down_columns(expr, loop.axis) else 1)
+            if not using or size > self.room or stack > self.stack:
                 continue
-            self.room -= length * expr.dtype.bytes
+            self.room -= size
+            self.stack -= stack
             row = Buffer(fresh("row", self.taken), expr.dtype, (ix(length),), (ONE,), "local")
             before: list[Stmt] = [Alloc(row)]
             if self.of_loads and self.most is not constant:
@@ -223,6 +235,12 @@ class _Sharer:
             if any(a is not b for a, b in zip(args, expr.args, strict=True)):
                 return Op(expr.name, args, expr.dtype)
         return expr
+
+
+def _down_columns(expr: Expr, axis: Axis) -> bool:
+    """Whether no two neighbours along ``axis`` of what ``expr`` reads lie side by side."""
+    steps = [split(address(p.buffer, p.index), axis)[0] for p in parts(expr) if isinstance(p, Load)]
+    return all(constant(step) != 1 for step in steps)
 
 
 def _key(expr: Expr, axis: Axis) -> object:

@@ -138,3 +138,55 @@ def test_sizes_of_zero_and_one(shape: tuple[int, ...]) -> None:
         ours, eager = torch.compile(model, backend="lowc", dynamic=False)(x), model(x)
     torch.testing.assert_close(ours, eager)
     assert ours.stride() == eager.stride()
+
+
+CONV = nn.Conv2d(3, 8, 3, padding=1)
+AWKWARD: dict[str, Callable[[Tensor], Any]] = {
+    "expanded": lambda x: CONV(x)[:, :1].expand(-1, 4, -1, -1),
+    "expanded beside": lambda x: (CONV(x)[:, :1].relu().expand(-1, 4, -1, -1), CONV(x)),
+    "windows": lambda x: CONV(x).relu().unfold(3, 3, 1),
+    "around a slice": lambda x: CONV(x)[:, 1:].as_strided((4, 5), (5, 1), 0) + 0,
+    "random": lambda x: torch.rand_like(CONV(x)),
+    "dropped": lambda x: F.dropout(CONV(x), 0.5),
+    "places": lambda x: (CONV(x) > 0.5).nonzero(),
+    "chosen": lambda x: CONV(x)[x[:, 0, 0, 0] > -9],
+    "a number": lambda x: CONV(x)[:1, :1, :1, :1].item() + x,
+}
+
+
+@pytest.mark.parametrize("case", AWKWARD)
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+def test_what_depends_on_how_memory_lies(case: str) -> None:
+    x = torch.randn(2, 3, 10, 12)
+    options = {"convolution": "library", "fallback_random": True, "strict_errors": True}
+    results = []
+    for function in (AWKWARD[case], torch.compile(AWKWARD[case], backend="lowc", dynamic=False, options=options)):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            found = function(x)
+        results.append(list(found) if isinstance(found, tuple) else [found])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+    assert [r.stride() for r in results[1]] == [r.stride() for r in results[0]]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_equal_results_stay_apart(grad: bool) -> None:
+    """Values whose strides do not change are still known to be in one memory with views of them."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = CONV(x)
+        return y.relu().sum((2, 3)).view(-1), y.relu().sum((2, 3)).view(-1)
+
+    with torch.set_grad_enabled(grad):
+        one, other = torch.compile(function, backend="lowc", options={"convolution": "library"})(torch.randn(2, 3, 10, 12))
+    assert one.data_ptr() != other.data_ptr()
+
+
+def test_results_in_one_memory_stay_so() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = CONV(x)
+        return y, y.view(2, -1), y[:, 2:5]
+
+    with torch.no_grad():
+        found = torch.compile(function, backend="lowc", options={"convolution": "library"})(torch.randn(2, 3, 10, 12))
+    assert len({r.untyped_storage().data_ptr() for r in found}) == 1

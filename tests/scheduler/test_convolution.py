@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from lowc.errors import ScheduleError
+from lowc.ir.index import constant
 from lowc.ir.interp import run_kernel
-from lowc.ir.nodes import For, Kernel, Kind, Launch, Module, Store
+from lowc.ir.nodes import Alloc, For, Kernel, Kind, Launch, Module, Store
 from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
 from lowc.ir.verify import verify_module
@@ -151,3 +152,42 @@ def test_images_and_channels_are_no_window() -> None:
 def test_what_does_not_fit_is_refused(alone: bool, step: Any, why: str) -> None:
     with pytest.raises(ScheduleError, match=why):
         contract.apply(kernel(4, 4, (8, 9), 3, alone=alone), step)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize(
+    "mask", ["idx(R) >= idx(V)", "idx(V) >= idx(R)", "idx(V + R) < 30", "(idx(V) < 12) & (idx(R) >= 4) & (idx(V) >= idx(R))"]
+)
+def test_a_mask_over_both_windows_is_no_bound_of_one(mask: str, step: int) -> None:
+    """As of a triangle: where the input ends in a row changes from row to row."""
+    size = 19 * step + 3
+    row, column = f"h*{step} + i", f"w*{step} + j"
+    mask = mask.replace("R", row).replace("V", column)
+    of = parse_kernel(f"""kernel f(x: f32[{4 * size * size}], weight: f32[36], out: f32[1600]) {{
+      for o in 4 {{
+        for h in 20 {{
+          for w in 20 {{
+            acc s: f32 = add
+            for i in 3 {{
+              for j in 3 {{
+                s add= product(x[o*{size * size} + ({row})*{size} + {column} if {mask}], weight[o*9 + i*3 + j])
+              }}
+            }}
+            out[o*400 + h*20 + w] = s
+          }}
+        }}
+      }}
+    }}""")
+    ((chosen,),) = choose_convolution.choices(of, X86[512], False)
+    check(of, chosen)
+
+
+@pytest.mark.parametrize(
+    ("made", "channels", "size", "taps"), [(12, 2, 150, 3), (64, 3, 160, 3), (12, 2, 1000, 3), (8, 2, 300, 5)]
+)
+def test_blocks_of_few_channels_fit_on_a_stack(made: int, channels: int, size: int, taps: int) -> None:
+    of = kernel(made, channels, (size, size), taps, images=1)
+    ((chosen,),) = choose_convolution.choices(of, X86[512], False)
+    done = contract.apply(of, chosen)
+    taken = [s.buffer for s in statements(done.body) if isinstance(s, Alloc)]
+    assert sum((constant(b.shape[0]) or 0) * b.dtype.bytes for b in taken) <= 1 << 20
