@@ -177,8 +177,8 @@ def _chunk(loop: For, lanes: int, target: Target) -> int:
 
 
 def _whole_part(extent: int, size: int, lanes: int) -> int:
-    """About ``size``, such that chunks are equal, as it can be proved of those alone that they do not meet; ``extent`` if there is
-    no such number."""
+    """About ``size``, such that chunks are equal, as it can be proved of those alone that they do not meet; ``extent`` if there
+    is no such number."""
     sizes = [n for n in range(size // 2, 2 * size + 1) if n and extent % n == 0]
     return min(sizes, key=lambda n: (n % lanes > 0, abs(n - size)), default=extent)
 

@@ -18,7 +18,18 @@ from lowc.ir.nodes import LEVELS, Module
 from lowc.ir.parser import parse_module
 from lowc.ir.verify import verify_module
 from lowc.options import Options
-from lowc.scheduler import cascade, choose, choose_simt, fuse, inline, pipeline, recompute, share, split
+from lowc.scheduler import (
+    cascade,
+    choose,
+    choose_simt,
+    distribute,
+    fuse,
+    inline,
+    pipeline,
+    recompute,
+    share,
+    split,
+)
 from lowc.target import Target
 from tests.property.programs import Program, differences, random_module, run
 from tests.property.views import size
@@ -50,6 +61,8 @@ EAGER: tuple[tuple[Any, str, Any], ...] = (
     (choose, "PARALLEL_WORK", 1),
     (cascade, "CHAIN", 2),
     (choose, "GRAIN", 4),
+    (cascade, "DOWN", 2),
+    (choose, "STRIP", 2),
     (distribute, "STRIP", 2),
     (distribute, "ROWS", 2),
     (distribute, "SMALL", 1),
