@@ -136,10 +136,10 @@ def _reads_around(node: fx.Node) -> bool:
 
 
 def _results_share(graph: fx.Graph) -> bool:
-    """Whether two results lie in one memory, as copies of them would not."""
+    """Whether two results that have dimensions lie in one memory, as copies of them would not."""
     nodes = [n for n in graph.output_node().all_input_nodes if n.op != "placeholder"]
-    values = [n.meta.get("val") for n in nodes]
-    refs = [StorageWeakRef(v.untyped_storage()) for v in values if isinstance(v, Tensor) and v.layout == torch.strided]
+    values = [v for n in nodes if isinstance(v := n.meta.get("val"), Tensor) and v.layout == torch.strided and v.dim() > 0]
+    refs = [StorageWeakRef(v.untyped_storage()) for v in values]
     return len(set(refs)) < len(refs)
 
 

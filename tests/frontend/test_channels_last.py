@@ -67,6 +67,16 @@ def test_results_that_were_permuted_are_so_again() -> None:
     same(gm, function, (2, 6, 8, 8))
 
 
+def test_a_loss_and_what_is_detached_of_it_are_no_reason() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        loss = conv(conv(x)).sum()
+        return loss, loss.detach()
+
+    gm = graph_of(function, (2, 6, 8, 8))
+    assert to_channels_last(gm.graph)
+    same(gm, function, (2, 6, 8, 8))
+
+
 @pytest.mark.parametrize("case", ["double", "one place", "one dimension", "transposed"])
 def test_others_stay(case: str) -> None:
     def function(x: Tensor) -> Tensor:
