@@ -22,6 +22,8 @@ from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lowc.frontend.source import inherited
+
 _ATEN = torch.ops.aten
 _FORWARD, _BACKWARD = _ATEN.convolution.default, _ATEN.convolution_backward.default
 _BY_STRIDES = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter", "set_"})
@@ -34,8 +36,10 @@ def to_channels_last(graph: fx.Graph, dtypes: Collection[torch.dtype] = DTYPES) 
     """Whether any convolution of ``graph`` got other operands.  Only those of ``dtypes``, of sizes that are numbers, in two
     spatial dimensions."""
     wanted = {node: _operands(node) for node in graph.nodes if node.target in (_FORWARD, _BACKWARD) and _suits(node, dtypes)}
+    if not any(_differ(node.args[n]) for node, numbers in wanted.items() for n in numbers):
+        return False
     mode = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
-    if mode is None or not any(_differ(node.args[n]) for node, numbers in wanted.items() for n in numbers):
+    if mode is None:
         return False
     if any(_reads_around(node) for node in graph.nodes) or _results_share(graph):
         return False
@@ -90,7 +94,7 @@ def _clone(graph: fx.Graph, before: fx.Node, source: Any, form: torch.memory_for
     """A copy of ``source`` in ``form``, made before the node ``before``."""
     with graph.inserting_before(before):
         node = graph.call_function(_ATEN.clone.default, (source,), {"memory_format": form})
-    node.meta = {k: v for k, v in source.meta.items() if k in ("stack_trace", "partitioner_tag", "seq_nr")}
+    node.meta = inherited(source)
     if "partitioner_tag" in before.meta:
         node.meta["partitioner_tag"] = before.meta["partitioner_tag"]
     node.meta["val"] = _ATEN.clone.default(source.meta["val"], memory_format=form)
@@ -214,8 +218,7 @@ def _as_before(graph: fx.Graph, user: fx.Node, source: fx.Node, before: dict[fx.
         )
         node = graph.call_function(_ATEN.copy.default, (blank, source))
     for made in (blank, node):
-        made.meta = {k: v for k, v in source.meta.items() if k in ("stack_trace", "partitioner_tag", "seq_nr")}
-        made.meta["val"] = lying
+        made.meta = inherited(source) | {"val": lying}
     return node
 
 

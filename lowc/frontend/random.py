@@ -18,6 +18,7 @@ from torch._guards import detect_fake_mode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lowc.frontend.once import once
+from lowc.frontend.source import inherited
 from lowc.ir.philox import FRACTION_BITS, MULTIPLIERS, ROUNDS, WEYL, WORD, needs_two
 
 NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
@@ -65,7 +66,7 @@ class _Drawing:
                 seed = self.graph.call_function(
                     torch.ops.aten.randint.low, (-(2**63), 2**63 - 1, [1]), {"dtype": torch.int64, "device": self.device}
                 )
-            seed.meta.update({k: v for k, v in self.node.meta.items() if k in ("stack_trace", "partitioner_tag", "seq_nr")})
+            seed.meta.update(inherited(self.node))
             seed.meta["val"] = torch.empty((1,), dtype=torch.int64, device=self.device)
             seed.meta["recompute"] = CheckpointPolicy.MUST_SAVE
             self.seeds[self.device] = seed

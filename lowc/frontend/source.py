@@ -1,8 +1,9 @@
-"""The user's line that an FX node comes from."""
+"""Where an FX node comes from: the user's line, and what a node takes over from the one that it is made for."""
 
 import re
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
@@ -38,3 +39,8 @@ def _innermost(trace: str) -> str:
         else:
             best = shown
     return best or inside
+
+
+def inherited(node: fx.Node) -> dict[str, Any]:
+    """Of ``meta``, what a node that is made for ``node`` has of it: where it comes from, and in which pass it is."""
+    return {k: v for k, v in node.meta.items() if k in ("stack_trace", "partitioner_tag", "seq_nr")}

@@ -96,6 +96,20 @@ def find(loop: Stmt) -> Side | None:
     return Side(outer, near, others, products, lets, kept, mixes)
 
 
+def gradient(body: Sequence[Stmt]) -> Side | None:
+    """The Side that the body of a kernel is, one nest or both; None if it is neither."""
+    sides = [find(s) for s in body]
+    if len(sides) == 1:
+        return sides[0]
+    return whole(sides[0], sides[1]) if len(sides) == 2 and sides[0] is not None and sides[1] is not None else None
+
+
+def reads(side: Side) -> list[Load]:
+    """What weights and slopes are made of, each load once."""
+    values = [s.value for s in (*side.lets, *side.kept)]
+    return list({id(p): p for v in values for p in parts(v) if isinstance(p, Load)}.values())
+
+
 def whole(queries: Side, keys: Side) -> Side | None:
     """``keys`` with the sums of ``queries`` as ``across``; None unless both are of the same attention."""
     if queries.near is None or keys.near is None or len(queries.others) != 1 or len(queries.mixes) != 1 or queries.across:

@@ -11,7 +11,7 @@ from lowc.ir.index import ONE, Index, constant
 from lowc.ir.nodes import PARALLEL, Buffer, For, Kernel, Kind, Launch, Module, Step
 from lowc.ir.types import DType, bf16, f32
 from lowc.ir.walk import Substitution, make_kernel, names
-from lowc.scheduler.attention_gradient import Side, find, whole
+from lowc.scheduler.attention_gradient import Side, find, gradient
 from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.choose_online import FEW, HIGH, KEYS
 from lowc.scheduler.gradient_blocks import GradientBlocks
@@ -42,13 +42,8 @@ def why_not(dtype: DType, q: Sequence[Index], v: Sequence[Index], target: Target
 
 def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[GradientBlocks, ...], ...]:
     """Schedules for ``kernel`` if that is a gradient of attention, or both, best first; none if it is none."""
-    sides = [find(s) for s in kernel.body]
-    side = sides[0] if len(sides) == 1 else None
-    if len(sides) == 2 and sides[0] is not None and sides[1] is not None:
-        side = whole(sides[0], sides[1])
-    if side is None:
-        return ()
-    step = _step(side, target, threads)
+    side = gradient(kernel.body)
+    step = None if side is None else _step(side, target, threads)
     return () if step is None else ((step,),)
 
 
@@ -111,8 +106,7 @@ def _both(one: Launch, other: Launch, target: Target, threads: bool) -> Launch |
             return None
         body = Substitution(access=lambda b, i, new=new: (new.get(id(b), b), i)).body(keys.kernel.body)
         body = (*queries.kernel.body, *apart(body, taken | {p.name for p in params.values()}))
-        sides = [find(s) for s in body]
-        if sides[0] is None or sides[1] is None or (side := whole(sides[0], sides[1])) is None:
+        if (side := gradient(body)) is None:
             continue
         cores = target.cores if threads else 1
         heads = numel([a.extent for a in side.batch])

@@ -22,12 +22,12 @@ from itertools import product
 from math import prod
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import ONE, Axis, Index, constant, floordiv, ix, minimum, multiple_of
+from lowc.ir.index import ONE, Axis, Index, constant, floordiv, ix
 from lowc.ir.nodes import Acc, Alloc, Buffer, Expr, For, Kind, Let, Load, Op, Stmt, Store, Update, Var
 from lowc.ir.walk import Substitution
 from lowc.scheduler.convolution import Convolution, Window
 from lowc.scheduler.nest import nested, numel
-from lowc.scheduler.rename import coordinates, fresh, renewed
+from lowc.scheduler.rename import fresh, renewed
 from lowc.scheduler.seen import Seen, convolution
 
 UNROLLED = 30  # taps up to which all are unrolled; of more, those along one dimension
@@ -57,7 +57,8 @@ def depthwise(loop: For, step: Depthwise, taken: set[str]) -> tuple[Stmt, ...]:
     names = {f.axis.name for f in found.outer}
     if step.along not in names or step.down not in names | {""} or step.along == step.down:
         raise ScheduleError(f"lanes along {step.along}, rows along {step.down}")
-    return _Blocks(found, step, taken).made()
+    blocks = _Blocks(found, step, taken)
+    return blocks.seen.grid(step.kind, blocks.block)
 
 
 class _Blocks:
@@ -94,22 +95,6 @@ class _Blocks:
         return Axis(fresh(name, self.taken), ix(extent))
 
     # ------------------------------------------------------------ blocks
-
-    def made(self) -> tuple[Stmt, ...]:
-        tiles = [(a, self.axis(f"{a.name}_t", (a.extent + (self.sizes[a] - 1)) // self.sizes[a])) for a in self.axes]
-        number = self.axis("block", numel([t.extent for _, t in tiles]))
-        lets: list[Stmt] = []
-        where = coordinates(ix(number), [t for _, t in tiles], "b", self.taken, lets)
-        for axis, tile in tiles:
-            size, place = self.sizes[axis], ix(0) if constant(tile.extent) == 1 else where[tile]
-            self.first[axis] = place * size
-            even = multiple_of(axis.extent, size)
-            self.count[axis] = ix(size) if even else minimum(size, axis.extent - self.first[axis])
-            self.at[axis] = self.first[axis]
-        body = (*lets, *self.block())
-        if constant(number.extent) == 1:
-            return Substitution({number: ix(0)}).body(body)
-        return (For(number, body, self.step.kind),)
 
     def block(self) -> tuple[Stmt, ...]:
         if self.lane is not None:

@@ -32,7 +32,7 @@ from lowc.ir.nodes import Alloc, Buffer, Expr, For, Kind, Let, Load, Op, Stmt, S
 from lowc.ir.walk import Substitution, free_atoms
 from lowc.scheduler.convolution import Convolution
 from lowc.scheduler.nest import nested, numel
-from lowc.scheduler.rename import coordinates, fresh, renewed
+from lowc.scheduler.rename import fresh, renewed
 from lowc.scheduler.seen import Seen, convolution
 from lowc.scheduler.tiles import STACK
 
@@ -61,7 +61,8 @@ def direct(loop: For, step: Direct, taken: set[str]) -> tuple[Stmt, ...]:
     found = convolution(loop, step.kind)
     if len(found.depth) != 1:
         raise ScheduleError(f"the loop over {step.axis} sums over {len(found.depth)} axes besides taps")
-    return _Blocks(found, step, taken).made()
+    blocks = _Blocks(found, step, taken)
+    return blocks.seen.grid(step.kind, blocks.block)
 
 
 class _Blocks:
@@ -112,20 +113,8 @@ class _Blocks:
 
     # ------------------------------------------------------------ blocks
 
-    def made(self) -> tuple[Stmt, ...]:
-        tiles = [(a, self.axis(f"{a.name}_t", (a.extent + (self.sizes[a] - 1)) // self.sizes[a])) for a in self.axes]
-        number = self.axis("block", numel([t.extent for _, t in tiles]))
-        lets: list[Stmt] = []
-        where = coordinates(ix(number), [t for _, t in tiles], "b", self.taken, lets)
-        for axis, tile in tiles:
-            size, place = self.sizes[axis], ix(0) if constant(tile.extent) == 1 else where[tile]
-            self.first[axis] = self.at[axis] = place * size
-            even = multiple_of(axis.extent, size)
-            self.count[axis] = ix(size) if even else minimum(size, axis.extent - self.first[axis])
-        body = (*lets, *self.seen.copied(), *self.all_channels())
-        if constant(number.extent) == 1:
-            return Substitution({number: ix(0)}).body(body)
-        return (For(number, body, self.step.kind),)
+    def block(self) -> tuple[Stmt, ...]:
+        return (*self.seen.copied(), *self.all_channels())
 
     def all_channels(self) -> tuple[Stmt, ...]:
         high, wide = self.step.tile

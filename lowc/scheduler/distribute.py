@@ -22,7 +22,6 @@ from lowc.ir.nodes import (
     Alloc,
     Buffer,
     For,
-    FromIndex,
     Kernel,
     Let,
     Load,
@@ -31,8 +30,8 @@ from lowc.ir.nodes import (
     Update,
     Var,
 )
-from lowc.ir.scan import outer_updates
-from lowc.ir.walk import Substitution, exprs, make_kernel, names, parts, statements
+from lowc.ir.scan import outer_updates, read
+from lowc.ir.walk import Substitution, indices, make_kernel, names
 from lowc.scheduler.conflict import conflict
 from lowc.scheduler.nest import estimate, touched
 from lowc.scheduler.rename import fresh
@@ -96,7 +95,7 @@ def _stages(loop: For) -> list[list[Stmt]]:
             return []
         elif reduced:
             opened.append(stmt)
-        elif not _used([stmt]).isdisjoint(v.name for acc in opened if isinstance(acc, Acc) for v in acc.vars):
+        elif not read([stmt]).isdisjoint(v.name for acc in opened if isinstance(acc, Acc) for v in acc.vars):
             return []
         elif stages and not _is_map(stages[-1]):
             stages[-1].append(stmt)
@@ -111,10 +110,7 @@ def _stages(loop: For) -> list[list[Stmt]]:
 
 def _by_data(loop: For) -> bool:
     """Whether an index in ``loop`` (of memory, or in a mask or an extent) is a let, which another loop would not have."""
-    found = [a.index[0] for a in touched(loop.body)]
-    found += [s.axis.extent for s in loop.body if isinstance(s, For)]
-    found += [p.index for s in statements(loop.body) for e in exprs(s) for p in parts(e) if isinstance(p, FromIndex)]
-    return any(isinstance(a, Opaque) for index in found for a in index_atoms(index))
+    return any(isinstance(a, Opaque) for index in indices(loop.body) for a in index_atoms(index))
 
 
 def _is_map(stage: Sequence[Stmt]) -> bool:
@@ -142,7 +138,7 @@ def _apart(axis: Axis, stages: Sequence[Sequence[Stmt]], taken: set[str]) -> lis
     for number, stage in enumerate(stages):
         column = Axis(fresh(axis.name, taken), axis.extent) if number else axis
         rename = Substitution({axis: ix(column)}, {name: Load(row, (ix(column),)) for name, row in rows.items()})
-        later = _used([s for rest in stages[number + 1 :] for s in rest])
+        later = read([s for rest in stages[number + 1 :] for s in rest])
         keep: list[Stmt] = []
         for var in _defined(stage):
             if var.name in later:
@@ -160,7 +156,3 @@ def _apart(axis: Axis, stages: Sequence[Sequence[Stmt]], taken: set[str]) -> lis
 def _defined(stage: Sequence[Stmt]) -> list[Var]:
     """What is named in ``stage`` beside its loop."""
     return [v for s in stage for v in (s.vars if isinstance(s, Acc) else (s.var,) if isinstance(s, Let) else ())]
-
-
-def _used(body: Sequence[Stmt]) -> set[str]:
-    return {p.name for s in statements(body) for e in exprs(s) for p in parts(e) if isinstance(p, Var)}

@@ -8,7 +8,7 @@ Drops stores to temps that nothing reads any more, and then lets, accumulators a
 
 from collections.abc import Sequence
 
-from lowc.ir.index import Index, Opaque, atoms
+from lowc.ir.index import Index
 from lowc.ir.nodes import (
     Acc,
     Alloc,
@@ -26,17 +26,16 @@ from lowc.ir.nodes import (
     Update,
     Var,
 )
+from lowc.ir.scan import read
 from lowc.ir.walk import (
     buffers,
     exprs,
     has_check,
-    indices,
     loads,
     make_kernel,
     map_exprs,
     map_statements,
     names,
-    parts,
     rewrite,
     statements,
     stores,
@@ -162,13 +161,7 @@ def _checks(stmt: Stmt, taken: set[str]) -> tuple[Stmt, ...]:
 
 
 def _needed_names(body: Sequence[Stmt]) -> set[str]:
-    found = {
-        p.name for stmt in statements(body) for expr in exprs(stmt) for p in parts(expr) if isinstance(p, Var)
-    }
-    for index in indices(body):
-        found.update(a.name for a in atoms(index) if isinstance(a, Opaque))
-    found.update(load.buffer.name for load in loads(body) if load.buffer.space != "global")
-    return found
+    return read(body) | {load.buffer.name for load in loads(body) if load.buffer.space != "global"}
 
 
 def _is_unused(stmt: Stmt, needed: set[str]) -> bool:

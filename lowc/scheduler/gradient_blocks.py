@@ -40,8 +40,8 @@ from lowc.ir.index import (
 )
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kernel, Kind, Load, Op, Stmt, Store
 from lowc.ir.types import DType, bool_
-from lowc.ir.walk import Substitution, free_atoms, make_kernel, names, parts, rewrite, same
-from lowc.scheduler.attention_gradient import Mix, Product, Side, find, visible, whole
+from lowc.ir.walk import Substitution, free_atoms, make_kernel, names, rewrite, same
+from lowc.scheduler.attention_gradient import Mix, Product, Side, gradient, reads, visible
 from lowc.scheduler.contraction import contiguous
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.rename import coordinates, fresh, renewed
@@ -65,10 +65,7 @@ class GradientBlocks:
 
 def gradient_blocks(kernel: Kernel, step: GradientBlocks) -> Kernel:
     """``kernel``, one or both of the nests, by blocks; raises ScheduleError where it is none."""
-    sides = [find(s) for s in kernel.body]
-    side = sides[0] if len(sides) == 1 else None
-    if len(sides) == 2 and sides[0] is not None and sides[1] is not None:
-        side = whole(sides[0], sides[1])
+    side = gradient(kernel.body)
     if side is None:
         raise ScheduleError(f"{kernel.name} is no gradient of attention")
     if any(depends_on(f.axis.extent, g.axis) for f in side.outer for g in side.outer):
@@ -225,10 +222,8 @@ class _Gradients(Scratch):
         return tuple(out)
 
     def loads(self) -> list[Load]:
-        """What weights and slopes read, each once."""
-        values = [s.value for s in (*self.side.lets, *self.side.kept)]
-        found = {id(p): p for v in values for p in parts(v) if isinstance(p, Load) and p.mask is None}
-        return list(found.values())
+        """What weights and slopes read without a mask."""
+        return [load for load in reads(self.side) if load.mask is None]
 
     # ------------------------------------------------------------ a block of others
 

@@ -27,8 +27,8 @@ from lowc.errors import ScheduleError
 from lowc.ir import relays, tiles
 from lowc.ir.index import Atom, Index, constant, floordiv, ix, maximum, minimum, mod, split
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, If, Kind, Load, Op, Stmt, Store
-from lowc.ir.walk import Substitution, both, free_atoms, parts, rewrite, with_mask
-from lowc.scheduler.attention_gradient import Mix, Side, find, visible
+from lowc.ir.walk import Substitution, both, free_atoms, rewrite, with_mask
+from lowc.scheduler.attention_gradient import Mix, Side, find, reads, visible
 from lowc.scheduler.relay import WIDEST
 from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, RelayTiles
 from lowc.scheduler.rename import renewed
@@ -104,15 +104,11 @@ class _Gradient(RelayTiles):
 
     # ------------------------------------------------------------ what weights and slopes read
 
-    def loads(self) -> list[Load]:
-        values = [s.value for s in (*self.side.lets, *self.side.kept)]
-        return list({id(p): p for v in values for p in parts(v) if isinstance(p, Load)}.values())
-
     def of_rows(self) -> list[Stmt]:
         """Copies of what depends on the row alone, two rows for each thread."""
         self.copies: dict[int, Buffer] = {}
         out: list[Stmt] = []
-        for part in self.loads():
+        for part in reads(self.side):
             if self.other in free_atoms(part) or self.rows not in free_atoms(part):
                 continue
             made = self.local("of_row", 2, dtype=part.dtype)
@@ -181,7 +177,7 @@ class _Gradient(RelayTiles):
         within = less(other, self.other.extent)
         outside: list[Stmt] = []
         known: dict[int, Expr] = {key: Load(b, (ix(t), ix(h))) for key, b in self.copies.items()}
-        for part in self.loads():
+        for part in reads(self.side):
             if id(part) in known:
                 continue
             inside = within if self.rows not in free_atoms(part) else both(within, less(row, self.rows.extent))

@@ -7,16 +7,29 @@ Each element of the input is evaluated once (casts, and what was inlined into it
 Columns are those of the axis that lanes go along: places of the output, or another axis along which the input lies (channels).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import ONE, Atom, Axis, Index, Opaque, constant, floordiv, ix, maximum, minimum, mod
+from lowc.ir.index import (
+    ONE,
+    Atom,
+    Axis,
+    Index,
+    Opaque,
+    constant,
+    floordiv,
+    ix,
+    maximum,
+    minimum,
+    mod,
+    multiple_of,
+)
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Load, Stmt, Store
 from lowc.ir.walk import Substitution, has_check, parts, stores
 from lowc.scheduler.conflict import conflict
 from lowc.scheduler.convolution import Convolution, Window, bounded, find, seen_at
-from lowc.scheduler.nest import nested
-from lowc.scheduler.rename import coordinate, fresh
+from lowc.scheduler.nest import nested, numel
+from lowc.scheduler.rename import coordinate, coordinates, fresh
 from lowc.scheduler.tiles import STACK
 
 
@@ -39,7 +52,7 @@ def convolution(loop: For, kind: Kind) -> Convolution:
 class Seen:
     """``sizes``: places of a block, by axis; ``along``: what lanes go along.  ``even``: rows are whole vectors.
 
-    The block at hand, which the user sets: ``first``, its first place, and ``count``, how many it has, by axis; ``at`` has the
+    The block at hand, as ``grid`` sets it: ``first``, its first place, and ``count``, how many it has, by axis; ``at`` has the
     places of other axes.  ``over``: elements behind all rows, which vectors may reach.
     """
 
@@ -77,6 +90,21 @@ class Seen:
         for window, name in self.names.items():
             low, high, self.input = bounded(self.input, name, moving - {name})
             self.limits[window] = low, high
+
+    def grid(self, kind: Kind, body: Callable[[], Sequence[Stmt]]) -> tuple[Stmt, ...]:
+        """A loop of ``kind`` over the blocks, each of which does ``body``."""
+        axes = [f.axis for f in self.found.outer]
+        tiles = [Axis(fresh(f"{a.name}_t", self.taken), (a.extent + (self.sizes[a] - 1)) // self.sizes[a]) for a in axes]
+        number = Axis(fresh("block", self.taken), numel([t.extent for t in tiles]))
+        lets: list[Stmt] = []
+        where = coordinates(ix(number), tiles, "b", self.taken, lets)
+        for axis, tile in zip(axes, tiles, strict=True):
+            size, place = self.sizes[axis], ix(0) if constant(tile.extent) == 1 else where[tile]
+            self.first[axis] = self.at[axis] = place * size
+            even = multiple_of(axis.extent, size)
+            self.count[axis] = ix(size) if even else minimum(size, axis.extent - self.first[axis])
+        block = (*lets, *body())
+        return Substitution({number: ix(0)}).body(block) if constant(number.extent) == 1 else (For(number, block, kind),)
 
     def rows(self, window: Window) -> int:
         """Rows of a phase, for all places of a block."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.e2e.test_matmul import able
+from tests.e2e.threads import on_threads
 
 OWN: dict[str, Any] = {"convolution": "own", "strict_errors": True, "cache": False, "check": True}
 ISAS = [isa for isa in ("auto", "avx2", "sse2") if able(isa)]
@@ -152,14 +153,7 @@ def test_results_do_not_depend_on_threads(form: Any, case: Case) -> None:
     torch._dynamo.reset()
     convolve, args = form(replace(case, n=3))
     compiled = torch.compile(convolve, backend="lowc", options=OWN)
-    before = torch.get_num_threads()
-    found: list[Tensor] = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(compiled(*args))
-    finally:
-        torch.set_num_threads(before)
+    found = on_threads(lambda: compiled(*args))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 

@@ -7,6 +7,7 @@ from lowc.backends.nvptx.multiply import ADDRESS, STEP, SWIZZLED, UNIT
 from lowc.backends.nvptx.thread import Thread
 from lowc.ir.relays import HeldProduct
 from lowc.ir.tiles import SPAN, TileProduct
+from lowc.ir.types import DType
 
 ATOM = SPAN * 2 >> 4  # a row of a tile, in a descriptor's measure
 
@@ -14,19 +15,16 @@ ATOM = SPAN * 2 >> 4  # a row of a tile, in a descriptor's measure
 def start_tiles(t: Thread, found: TileProduct, left: str, right: str, sums: str) -> None:
     """Starts a product of two tiles, which sets the sums."""
     count = found.columns // 2
-    kind = found.left.dtype.name
-    registers = ",".join(f"${n}" for n in range(count))
-    shape = f"m64n{found.columns}k{STEP}.f32.{kind}.{kind}"
+    multiply, type_ = _form(found.columns, found.left.dtype)
     lines = [f"{{ .reg .b64 a, b; wgmma.fence.sync.aligned; mov.b64 a, ${count}; mov.b64 b, ${count + 1};"]
     for n in range(found.depth // STEP):
         if n:
             atom = n * STEP % SPAN == 0  # the next 64 of the depth are behind all rows
             steps = [rows * ATOM - (SPAN - STEP) * 2 // 16 if atom else STEP * 2 // 16 for rows in (found.rows, found.columns)]
             lines.append(f"add.s64 a, a, {steps[0]}; add.s64 b, b, {steps[1]};")
-        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, a, b, {int(n > 0)}, 1, 1, 0, 0;")
+        lines.append(f"{multiply}, a, b, {int(n > 0)}, 1, 1, 0, 0;")
     lines.append("wgmma.commit_group.sync.aligned; }")
     args = f"i64 {_descriptor(t, left, 1)}, i64 {_descriptor(t, right, 1)}"
-    type_ = "{" + ",".join(["float"] * count) + "}"
     asm = f'asm sideeffect "{" ".join(lines)}", "{",".join(["=f"] * count)},l,l,~{{memory}}"'
     _keep(t, t.b.op(f"call {type_} {asm}({args}) convergent nounwind"), type_, [(sums, count)])
 
@@ -36,22 +34,19 @@ def start_held(t: Thread, found: HeldProduct, right: str) -> None:
     b = t.b
     sums, held = t.memory[found.sums.name].pointers[0], t.memory[found.held.name].pointers[0]
     count, words = found.columns // 2, found.depth // 4
-    kind = found.held.dtype.name
-    registers = ",".join(f"${n}" for n in range(count))
-    shape = f"m64n{found.columns}k{STEP}.f32.{kind}.{kind}"
+    multiply, type_ = _form(found.columns, found.held.dtype)
     lines = [f"{{ .reg .b64 b; wgmma.fence.sync.aligned; mov.b64 b, ${2 * count + words};"]
     for n in range(found.depth // STEP):
         if n:
             lines.append(f"add.s64 b, b, {STEP * ATOM};")
         left = ",".join(f"${2 * count + 4 * n + q}" for q in range(4))
-        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {{{left}}}, b, 1, 1, 1, 1;")
+        lines.append(f"{multiply}, {{{left}}}, b, 1, 1, 1, 1;")
     lines.append("wgmma.commit_group.sync.aligned; }")
     values = _values(t, [(sums, count)])
     for n in range(words):
         place = b.pure(f"getelementptr i32, ptr {held}, i64 {n}") if n else held
         values.append(f"i32 {b.op(f'load i32, ptr {place}')}")
     values.append(f"i64 {_descriptor(t, right, found.depth * ATOM)}")
-    type_ = "{" + ",".join(["float"] * count) + "}"
     tied = ",".join(["=f"] * count + [str(n) for n in range(count)] + ["r"] * words)
     asm = f'asm sideeffect "{" ".join(lines)}", "{tied},l,~{{memory}}"'
     _keep(t, b.op(f"call {type_} {asm}({', '.join(values)}) convergent nounwind"), type_, [(sums, count)])
@@ -60,10 +55,21 @@ def start_held(t: Thread, found: HeldProduct, right: str) -> None:
 def wait_for(t: Thread, pending: int, arrays: list[tuple[str, int]]) -> None:
     """Until all but ``pending`` products are done: those of ``arrays`` are, which go through."""
     count = sum(n for _, n in arrays)
-    type_ = "{" + ",".join(["float"] * count) + "}"
+    type_ = _struct(count)
     tied = ",".join(["=f"] * count + [str(n) for n in range(count)])
     asm = f'asm sideeffect "wgmma.wait_group.sync.aligned {pending};", "{tied},~{{memory}}"'
     _keep(t, t.b.op(f"call {type_} {asm}({', '.join(_values(t, arrays))}) convergent nounwind"), type_, arrays)
+
+
+def _form(columns: int, dtype: DType) -> tuple[str, str]:
+    """The instruction that adds to a thread's sums of so many columns, up to its operands; the type of all of its sums."""
+    count, kind = columns // 2, dtype.name
+    registers = ",".join(f"${n}" for n in range(count))
+    return f"wgmma.mma_async.sync.aligned.m64n{columns}k{STEP}.f32.{kind}.{kind} {{{registers}}}", _struct(count)
+
+
+def _struct(count: int) -> str:
+    return "{" + ",".join(["float"] * count) + "}"
 
 
 def _places(t: Thread, arrays: list[tuple[str, int]]) -> list[str]:

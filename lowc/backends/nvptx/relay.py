@@ -174,25 +174,33 @@ class RelayRing:
 
     # ------------------------------------------------------------ who multiply
 
+    def multipliers(self, thread: str) -> tuple[str, str, str]:
+        """Of a thread: whether it is the first of its group, shared memory, the rows of a tile that are its group's."""
+        b = self.t.b
+        first = b.pure(f"icmp eq i32 {b.pure(f'and i32 {thread}, {GROUP - 1}')}, 0")
+        group = uniform(self.t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
+        shared = b.pure(f"ptrtoint ptr addrspace(3) {SHARED} to i32")
+        return first, shared, b.pure(f"add i32 {shared}, {b.pure(f'mul i32 {group}, {ROWS_BYTES}')}")
+
+    def release(self, first: str, *empty: str) -> None:
+        """The ``first`` thread of a group says that it is done with what the barriers are of."""
+
+        def then() -> list[str]:
+            for barrier in empty:
+                barriers.arrive(self.t, barrier)
+            return []
+
+        self.t.b.branch(first, [], then)
+
     def multiply(self, loop: For, thread: str) -> None:
         """A pipeline as those who multiply have it."""
         b, t, found = self.t.b, self.t, self.turns(loop)
         if not found.simple:
             self.multiply_in_order(loop, thread)
             return
-        first = b.pure(f"icmp eq i32 {b.pure(f'and i32 {thread}, {GROUP - 1}')}, 0")
-        group = uniform(t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
-        shared = b.pure(f"ptrtoint ptr addrspace(3) {SHARED} to i32")
-        rows = b.pure(f"add i32 {shared}, {b.pure(f'mul i32 {group}, {ROWS_BYTES}')}")
+        first, shared, rows = self.multipliers(thread)
         one, other = found.firsts[0], found.seconds[0]
         early, late = _halves(found)
-
-        def release(barrier: str) -> None:
-            def then() -> list[str]:
-                barriers.arrive(t, barrier)
-                return []
-
-            b.branch(first, [], then)
 
         def at(ring: int, stage: str) -> str:
             return b.op(f"add i32 {shared}, {self.offset(ring, stage)}")
@@ -223,7 +231,7 @@ class RelayRing:
             barriers.wait(t, self.full(0, stage), phase)
             scores(stage)
             wait_for(t, 0, [sums()])
-            release(self.empty(0, stage))
+            self.release(first, self.empty(0, stage))
             self.emit(early)
             self.emit(late)
             remember(stage, phase)
@@ -237,10 +245,10 @@ class RelayRing:
             scores(stage)
             mix(last)
             wait_for(t, 1, [sums()])
-            release(self.empty(0, stage))
+            self.release(first, self.empty(0, stage))
             self.emit(early)
             wait_for(t, 0, [mixed, sums()])  # the scores as well: what was made of them is made before
-            release(self.empty(1, last))
+            self.release(first, self.empty(1, last))
             self.emit(late)
             remember(stage, phase)
             return ()
@@ -250,29 +258,18 @@ class RelayRing:
         if (constant(loop.axis.extent) or 2) > int(start):
             b.loop(start, end, 1, [], turn, False, f"i{bits}")
         if loop is self.found.turns[-1].loop:
-            release(self.there(True))
+            self.release(first, self.there(True))
             last, last_phase = self.before.now()
             barriers.wait(t, self.full(1, last), last_phase)
             mix(last)
             wait_for(t, 0, [mixed])
-            release(self.empty(1, last))
+            self.release(first, self.empty(1, last))
 
     def multiply_in_order(self, loop: For, thread: str) -> None:
         """The same for turns of any number of products: all that a turn does is done before the next one begins."""
         b, t, found = self.t.b, self.t, self.turns(loop)
-        first = b.pure(f"icmp eq i32 {b.pure(f'and i32 {thread}, {GROUP - 1}')}, 0")
-        group = uniform(t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
-        shared = b.pure(f"ptrtoint ptr addrspace(3) {SHARED} to i32")
-        rows = b.pure(f"add i32 {shared}, {b.pure(f'mul i32 {group}, {ROWS_BYTES}')}")
+        first, shared, rows = self.multipliers(thread)
         place = {id(fill.tile): ring for ring, fill in enumerate(found.fills)}
-
-        def release(*empty: str) -> None:
-            def then() -> list[str]:
-                for barrier in empty:
-                    barriers.arrive(t, barrier)
-                return []
-
-            b.branch(first, [], then)
 
         def turn(index: str, _: list[str]) -> Sequence[str]:
             t.axes[loop.axis.name] = (index, bits)
@@ -289,7 +286,7 @@ class RelayRing:
             for product in found.seconds:
                 start_held(t, product, starts[id(product.right)])
             wait_for(t, 0, [(t.memory[p.sums.name].pointers[0], p.columns // 2) for p in found.seconds])
-            release(self.empty(0, stage), self.empty(1, stage))
+            self.release(first, self.empty(0, stage), self.empty(1, stage))
             self.place.advance(stage, phase)
             return ()
 
@@ -300,7 +297,7 @@ class RelayRing:
         end, bits = operand(t, loop.axis.extent)
         b.loop("0", end, 1, [], turn, (t.range(loop.axis.extent)[0] or 0) >= 1, f"i{bits}")
         if loop is self.found.turns[-1].loop:
-            release(self.there(True))
+            self.release(first, self.there(True))
 
 
 def _halves(found: Turns) -> tuple[list[Stmt], list[Stmt]]:
