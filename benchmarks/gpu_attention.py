@@ -1,13 +1,14 @@
 """Attention on a GPU: lowc's own kernel beside cuDNN's and flash attention (through ATen), in turn in one process.
 
-    python -m benchmarks.gpu_attention [--check] [--ways] [--only D128,T4096] [--rounds 7] [--name h200_attention]
+    python -m benchmarks.gpu_attention [--gradients] [--check] [--ways] [--only D128,T4096] [--rounds 7] [--name h200_attention]
 
 ``--check`` compares with float64 first, over lengths, widths of heads, layouts, masks, shared heads, and lengths of the call, and
 times nothing if something is wrong.  Times are of CUDA graphs of some calls each, sides in turn, each a burst after a pause; the
 median of the rounds counts.  TFLOP/s are of 4 * B * H * T * T * D operations, half of that where it is causal.  Results:
 ``benchmarks/results/NAME.md``.
 
-``--ways`` times the ways of doing it that there are beside the one that is chosen.
+``--ways`` times the ways of doing it that there are beside the one that is chosen.  ``--gradients``: those of attention, see
+``gpu_attention_gradients``.
 """
 
 import dataclasses
@@ -122,21 +123,25 @@ def check(dtype: torch.dtype) -> int:
 
 
 class Ways:
-    """Notes the ways that are chosen for attention by tensor cores while it is entered."""
+    """Notes the ways that are chosen for attention, or by another function of ``choose_attention``, while it is entered."""
 
-    def __enter__(self) -> None:
+    def __init__(self, function: str = "choices") -> None:
+        self.function = function
+
+    def __enter__(self) -> "Ways":
         self.found: list[Any] = []
-        self.choices = choose_attention.choices
+        self.choices = getattr(choose_attention, self.function)
 
         def noted(*args: Any) -> Any:
             ways = self.choices(*args)
             self.found += ways[:1]
             return ways
 
-        choose_attention.choices = noted
+        setattr(choose_attention, self.function, noted)
+        return self
 
     def __exit__(self, *_: object) -> None:
-        choose_attention.choices = self.choices
+        setattr(choose_attention, self.function, self.choices)
 
 
 # ---------------------------------------------------------------- times
@@ -210,6 +215,11 @@ def operations(size: tuple[int, int, int, int], causal: bool) -> float:
 def main() -> None:
     given = arguments()
     dtype = DTYPES[given.dtype]
+    if given.gradients:
+        from benchmarks import gpu_attention_gradients
+
+        gpu_attention_gradients.run(given, dtype)
+        return
     with torch.no_grad():
         if given.check and sum(check(d) for d in (torch.bfloat16, torch.float16)):
             sys.exit(1)

@@ -323,6 +323,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="")
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--name", default="")
+    parser.add_argument("--gradients", action="store_true", help="of attention")
     torch.manual_seed(0)
     return parser.parse_args()
 
