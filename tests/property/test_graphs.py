@@ -36,20 +36,25 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, BATCH))
 def test_graphs_are_right(first: int) -> None:
     """Every 50th through torch.compile, the rest through AOTAutograd."""
-    settings = Settings(dynamo=50, check=False, shrink=False)
-    for seed in range(first, min(first + BATCH, FIRST + COUNT)):
-        found = attempt(seed, settings)
-        assert not found.bad, f"seed {seed}: {found.status}: {found.detail}\n{found.source}"
+    all_right(first, Settings(dynamo=50, check=False, shrink=False))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT // 3, BATCH))
 def test_graphs_are_right_on_a_gpu(first: int) -> None:
-    settings = Settings(dynamo=50, check=False, shrink=False, device="cuda")
-    for seed in range(first, min(first + BATCH, FIRST + COUNT)):
+    all_right(first, Settings(dynamo=50, check=False, shrink=False, device="cuda"))
+
+
+def all_right(first: int, settings: Settings) -> None:
+    """None of a batch is wrong, and more than half are indeed compared (no program has it that eager refuses more than a third)."""
+    right = 0
+    seeds = range(first, min(first + BATCH, FIRST + COUNT))
+    for seed in seeds:
         found = attempt(seed, settings)
-        assert not found.bad, f"seed {seed}: {found.detail}\n{found.source}"
+        assert not found.bad, f"seed {seed}: {found.status}: {found.detail}\n{found.source}"
+        right += found.status == "right"
+    assert right > len(seeds) // 2
 
 
 # ---------------------------------------------------------------- the tool itself

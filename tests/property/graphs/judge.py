@@ -91,8 +91,11 @@ def judge(
                 refusal = refused(program, call, device)
                 return Verdict("error", _say(error)) if refusal is None else Verdict("refused", _say(refusal))
         found = compare(program, ours, eager)
-        if found.bad and device != "cpu" and not compare(program, ours, run_on(device, program, call)).bad:
-            return Verdict("right")
+        if found.bad and device != "cpu":
+            if not compare(program, ours, run_on(device, program, call)).bad:
+                return Verdict("right")
+            if any("torch.scatter(" in line.text for line in program.lines):
+                return Verdict("unjudged", "which of several writes to one element is the last is open on a GPU")
         if found.bad and (plain := without_lowc(program, call, dynamo, device)) is not None:
             if not compare(program, ours, plain, summed=any(line.writes for line in program.lines)).bad:
                 return Verdict("inherited", found.detail)
