@@ -47,7 +47,7 @@ def test_graphs_are_right_on_a_gpu(first: int) -> None:
 
 
 def all_right(first: int, settings: Settings) -> None:
-    """None of a batch is wrong, and more than half are indeed compared (no program has it that eager refuses more than a third)."""
+    """None of a batch is wrong, and more than half are compared indeed."""
     right = 0
     seeds = range(first, min(first + BATCH, FIRST + COUNT))
     for seed in seeds:
