@@ -73,7 +73,8 @@ def gradients(kernel: Kernel, target: Target) -> tuple[RelayedGradient | Relayed
     if side.across is not None:
         wide = constant(side.across.columns.extent) or WIDEST
         causal, axis = attention_gradient.visible(side) is not None, side.outer[0].axis.name
-        return (RelayedAcross(axis, 128 if wide <= THIN else 64, 2, _together(side) if causal else 1, not causal),)
+        heads = _together(side) if causal else 1
+        return tuple([RelayedAcross(axis, 128 if wide <= THIN else 64, 2, heads, not causal, strips) for strips in (2, 0)])
     columns = sum(constant(m.columns.extent) or WIDEST + 1 for m in side.mixes)
     if columns > WIDEST:
         return ()

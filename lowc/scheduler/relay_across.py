@@ -34,13 +34,13 @@ from lowc.ir.relays import SPREAD
 from lowc.ir.types import bool_, f32, i32
 from lowc.ir.walk import Substitution, free_atoms, same, with_mask
 from lowc.scheduler.attention import sight
-from lowc.scheduler.attention_gradient import Side, find
+from lowc.scheduler.attention_gradient import Mix, Side, find
 from lowc.scheduler.contraction import folded
 from lowc.scheduler.nest import numel
 from lowc.scheduler.relay import scaled
 from lowc.scheduler.relay_gradient import GradientTiles, RelayedGradient
 from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL
-from lowc.scheduler.rename import fresh
+from lowc.scheduler.rename import fresh, renewed
 from lowc.scheduler.tile_epilogue import less
 
 GROUPS = 2  # of 128 threads
@@ -51,13 +51,15 @@ FOUR = Kind("vector", 4)
 class RelayedAcross:
     """``axis``: the outermost loop.  ``others``: rows of queries that come at a time, in as many ``stages``; 128 for heads of up
     to 64, else 64.  Blocks of ``heads`` come before those of others.  ``stagger``: blocks begin at different rows of queries,
-    where they have all of them, so that they add to different places at a time."""
+    where they have all of them, so that they add to different places at a time.  ``strips``: how many are in turn where results
+    leave; 0 where threads store."""
 
     axis: str
     others: int
     stages: int
     heads: int
     stagger: bool
+    strips: int = 0
 
 
 def relayed_across(loop: For, step: RelayedAcross, taken: set[str]) -> tuple[Stmt, ...]:
@@ -129,7 +131,7 @@ class _Across(GradientTiles):
         self.held = [self.local("held", self.each, dtype=s.buffer.dtype) for s in self.side.kept]
         loops = [self.pipeline(masked, first, count) for masked, first, count in self.segments() if constant(count) != 0]
         body = [*(Alloc(b) for b in self.resident), *self.mixed, *self.held, *body, *loops]
-        return [*body, *(self.result(m, a.buffer) for m, a in zip(self.side.mixes, self.mixed, strict=True))]
+        return [*body, *(self.taken_out(m, a.buffer) for m, a in zip(self.side.mixes, self.mixed, strict=True))]
 
     def segments(self) -> list[tuple[bool, Index, Index]]:
         """(whether some rows are not seen, the first tile of others, how many): those under a mask come first."""
@@ -194,6 +196,32 @@ class _Across(GradientTiles):
         if name == "lse":
             value = Op("mul", (value, _f(math.log2(math.e))), f32)
         return buffer, self.threaded(t, (Store(buffer, (ix(t),), Op("neg", (value,), f32)),))
+
+    def taken_out(self, mix: Mix, mixed: Buffer) -> For:
+        """The loop over strips that the engine stores, or over threads that store where it cannot."""
+        width = constant(mix.columns.extent) or 0
+        strip = self.axis("c", -(-width // tiles.SPAN))
+        drains = [(s, self.drain(s, strip, mix.columns)) for s in mix.body if isinstance(s, Store)]
+        found = {id(s): made for s, made in drains if made is not None}
+        if not self.way.strips or width % tiles.SPAN or len(found) < len(drains):
+            return self.result(mix, mixed)
+        t, piece = self.axis("t", self.threads), self.axis("j", tiles.SPAN // PIECE)
+        v, h = self.axis("v", 2), self.axis("h", 2)
+        row, within = tiles.row(ix(t), ix(h) * 2), tiles.column(ix(t), ix(piece) * 4 + v)
+        number = (ix(strip) * (tiles.SPAN // PIECE) + piece) * 4 + ix(h) * 2 + v
+        column = ix(strip) * tiles.SPAN + within
+        there = Substitution({**self.at, self.rows: self.at[self.rows] + row, mix.columns: column})
+        there.rename(mix.total.name, Load(mixed, (ix(t), number)))
+        group = floordiv(ix(t), ix(tiles.GROUP))
+        inside: list[Stmt] = []
+        for new, old in zip(renewed(there, mix.body, self.taken), mix.body, strict=True):
+            if isinstance(new, Store):
+                new = Store(found[id(old)][0], (group, row - group * tiles.GROUP_ROWS, within), new.value)
+            inside.append(new)
+        work = self.threaded(t, (For(h, (For(piece, (For(v, tuple(inside), PAIR),), UNROLL),), UNROLL),))
+        allocs, stores = [Alloc(b) for b, _ in found.values()], [d for _, d in found.values()]
+        turns = self.way.strips if (constant(strip.extent) or 1) % self.way.strips == 0 else 1
+        return For(strip, (*allocs, work, *stores), Kind("pipeline", turns))
 
     # ------------------------------------------------------------ what threads do
 

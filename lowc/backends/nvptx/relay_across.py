@@ -96,6 +96,8 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
     b.loop("0", end, 1, [], turn, (t.range(loop.axis.extent)[0] or 0) >= 1, f"i{bits}")
     if loop is ring.found.turns[-1].loop:
         ring.release(first, ring.there(True))
+        # read anew: what is made of it for results would be in registers during all turns otherwise, or spilled
+        t.tid["x"] = b.op('call i32 asm sideeffect "mov.u32 $0, %tid.x;", "=r"()')
 
 
 def _parts(found: Turns) -> tuple[list[Stmt], list[Stmt]]:
@@ -196,13 +198,13 @@ def spread(t: Thread, found: Spread, thread: str, offset: str) -> None:
     lane = b.pure(f"and i32 {thread}, {WARP - 1}")
     warp = b.pure(f"shl i32 {b.pure(f'lshr i32 {thread}, 5')}, 4")
     row = b.pure(f"add i32 {warp}, {b.pure(f'and i32 {lane}, 15')}")
-    key, right = b.pure(f"and i32 {row}, 7"), b.pure(f"lshr i32 {lane}, 4")
-    start = b.op(f"add i32 {offset}, {b.pure(f'shl i32 {row}, 7')}")
+    piece = b.pure(f"xor i32 {b.pure(f'lshr i32 {lane}, 4')}, {b.pure(f'and i32 {row}, 7')}")
+    mine = b.pure(f"or i32 {b.pure(f'shl i32 {row}, 7')}, {b.pure(f'shl i32 {piece}, 4')}")
+    start = b.op(f"add i32 {offset}, {mine}")
     held = t.memory[found.held.name].pointers[0]
     places: list[str] = []
-    for number in range(SPAN // 16):
-        piece = b.pure(f"xor i32 {b.pure(f'add i32 {right}, {2 * number}')}, {key}")
-        at = b.op(f"add i32 {start}, {b.pure(f'shl i32 {piece}, 4')}")
+    for number in range(SPAN // 16):  # xored last: no more than one number is in registers all along
+        at = b.op(f"xor i32 {start}, {2 * number << 4}") if number else start
         places.append(b.op(f"getelementptr i8, ptr addrspace(3) {SHARED}, i32 {at}"))
     for number in range(found.count // 8):
         place = places[number % len(places)]

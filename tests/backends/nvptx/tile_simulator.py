@@ -325,6 +325,7 @@ def translated(text: str, shared: int) -> tuple[str, list[str]]:
     apart = any("mma_async" in m[3] and "wait_group" not in m[3] for m in ASM.finditer(text))
     text = ASM.sub(through, text)
     text = re.sub(r'call i32 asm "mov\.b32 \$0, (\d+);", "=r"\(\)', r"add i32 \1, 0", text)
+    text = text.replace('call i32 asm sideeffect "mov.u32 $0, %tid.x;", "=r"()', "call i32 @sim_tid()")
     text = re.sub(r'call void asm sideeffect "red\.[\w.]+\.add\.v4\.f32 [^"]*", "[^"]*"\(', "call void @sim_add(", text)
     text = re.sub(r"addrspacecast ptr addrspace\(3\) (%\S+) to ptr addrspace\(7\)", r"getelementptr i8, ptr \1, i32 0", text)
     text = re.sub(r" addrspace\([137]\)", "", text).replace("ptx_kernel ", "")
