@@ -43,6 +43,7 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
     alone = b.pure(f"icmp eq i32 {b.pure(f'and i32 {thread}, {WARP - 1}')}, 0")
     place = {id(fill.tile): number for number, fill in enumerate(found.fills)}
     early, late = _parts(found)
+    group = uniform(t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
     end, bits = operand(t, loop.axis.extent)
     if loop is ring.found.turns[0].loop:
         stage, phase = ring.turn.now()
@@ -81,7 +82,7 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
         start_held(t, one, starts[id(one.right)])
         barriers.wait(t, ring.spread(half), half_phase)
         made = t.memory[across.product.sums.name].pointers[0]
-        columns = _start(ring, across, thread, b.op(f"add i32 {shared}, {at}"), shared, made)
+        columns = _start(ring, across, group, b.op(f"add i32 {shared}, {at}"), shared, made)
         start_held(t, other, starts[id(other.right)])
         totals = [(t.memory[p.sums.name].pointers[0], p.columns // 2) for p in found.seconds]
         wait_for(t, 1, [totals[0], (made, columns // 2)])
@@ -217,10 +218,9 @@ def spread(t: Thread, found: Spread, thread: str, offset: str) -> None:
         b.line(f"call void @{name}(ptr addrspace(3) {place}, {', '.join(words)})")
 
 
-def _start(ring: RelayRing, across: Across, thread: str, left: str, shared: str, sums: str) -> int:
-    """Starts the product across of this thread's group; how many columns it has."""
+def _start(ring: RelayRing, across: Across, group: str, left: str, shared: str, sums: str) -> int:
+    """Starts the product across of a ``group`` of threads; how many columns it has."""
     b, product = ring.t.b, across.product
-    group = uniform(ring.t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
     further = b.pure(f"mul i32 {group}, {product.depth * LINE}")
     right = plus(b, shared, str(ring.resident_at(product.right)), 32)
     columns = product.columns // ring.groups if product.split else product.columns
