@@ -122,11 +122,17 @@ def _lowered(b: Builder, outs: Outputs, found: Backward, dropout: float) -> Resu
     if results[1] is not None or results[2] is not None:
         _of_keys(b, found, delta, results[1], results[2], sums)
     if results[0] is not None and sums is not None:
-        wide = accumulate_dtype(asked.q.dtype)
-        with b.kernel(), b.loops(asked.q.shape, range(4)) as place:
-            total = b.load(sums, (place[0], place[1], *tiles.held_at(place[2], place[3])))
-            b.store(results[0], tuple(place), op("mul", total, scale_of(asked, wide)))
+        _settled(b, asked, sums, results[0])
     return tuple(results)
+
+
+def _settled(b: Builder, asked: Attention, sums: Value, result: Value) -> None:
+    """Gradients of queries from their ``sums``, in the order in which both have neighbours: two columns at a time."""
+    batch, heads, rows, deep = asked.q.shape
+    with b.kernel(), b.loops((batch, heads, rows, deep // 8, ix(4), ix(2)), range(6)) as (n, h, i, c, pair, v):
+        column = c * 8 + pair * 2 + v
+        total = b.load(sums, (n, h, *tiles.held_at(i, column)))
+        b.store(result, (n, h, i, column), op("mul", total, scale_of(asked, accumulate_dtype(asked.q.dtype))))
 
 
 def _zeros(b: Builder, asked: Attention) -> Value:

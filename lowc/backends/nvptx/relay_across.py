@@ -1,6 +1,7 @@
 """Turns with a third product (``ir/relays.Across``), as those who multiply have them.
 
-    before the first turn: what rows of its tiles have is gathered; all wait for one another
+    before the first turn, also of a pipeline that does not go on where the one before ends: what rows of its tiles have is
+    gathered; all wait for one another
     each turn:
       begin to load what rows of the next turn's tiles have
       wait for tiles; begin both first products
@@ -24,11 +25,11 @@ from lowc.backends.nvptx.begun import start_across, start_held, start_tiles, wai
 from lowc.backends.nvptx.multiply import uniform
 from lowc.backends.nvptx.relay import ALIGNMENT, WARP, RelayRing
 from lowc.backends.nvptx.thread import Memory, Thread, Vals, operand, plus
-from lowc.ir.index import constant
+from lowc.ir.index import ZERO, constant, ix
 from lowc.ir.nodes import Buffer, Expr, For, Load, Stmt, Store
 from lowc.ir.relays import Across, Spread, Turns
 from lowc.ir.tiles import GROUP, SPAN
-from lowc.ir.walk import exprs, parts, statements
+from lowc.ir.walk import Substitution, exprs, parts, same, statements
 
 MEET = 1  # the barrier at which those who multiply wait for one another
 LINE = 128  # bytes of a row of a tile
@@ -45,16 +46,17 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
     early, late = _parts(found)
     group = uniform(t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
     end, bits = operand(t, loop.axis.extent)
-    if loop is ring.found.turns[0].loop:
+    number = next(n for n, each in enumerate(ring.found.turns) if each is found)
+    if number == 0 or not _continues(ring.found.turns[number - 1], found):
+        t.axes[loop.axis.name] = 0
+        half = ring.half.now()[0]
+        _keep(ring, across, thread, half, _gathered(ring, across, thread, evaluate))
+        b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.count", "void", "i32, i32")
+        b.line(f"call void @llvm.nvvm.barrier.cta.sync.aligned.count(i32 {MEET}, i32 {ring.groups * GROUP})")
+    if number == 0:
         stage, phase = ring.turn.now()
         barriers.wait(t, ring.there(False), phase)
         ring.turn.advance(stage, phase)
-
-    t.axes[loop.axis.name] = 0
-    half = ring.half.now()[0]
-    _keep(ring, across, thread, half, _gathered(ring, across, thread, evaluate))
-    b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.count", "void", "i32, i32")
-    b.line(f"call void @llvm.nvvm.barrier.cta.sync.aligned.count(i32 {MEET}, i32 {ring.groups * GROUP})")
 
     def turn(index: str, _: list[str]) -> Sequence[str]:
         stage, phase = ring.place.now()
@@ -128,6 +130,20 @@ def _say(ring: RelayRing, alone: str, half: str) -> None:
 
 
 # ---------------------------------------------------------------- what is gathered
+
+
+def _continues(before: Turns, after: Turns) -> bool:
+    """Whether what the turn behind the last of one pipeline would gather is what the first turn of the next one does."""
+    if before.across is None or after.across is None:
+        return False
+    for one, other in zip(before.across.gathers, after.across.gathers, strict=True):
+        stores = [loop.body[0] for loop in (one, other)]
+        end, start = {before.loop.axis: before.loop.axis.extent}, {after.loop.axis: ZERO, other.axis: ix(one.axis)}
+        ends = Substitution({**end}), Substitution({**start})
+        values = [there.expr(s.value) for there, s in zip(ends, stores, strict=True) if isinstance(s, Store)]
+        if one.axis.extent != other.axis.extent or not same(values[0], values[1]):
+            return False
+    return True
 
 
 def _gathered(ring: RelayRing, across: Across, thread: str, evaluate: Callable[[Expr], Vals]) -> list[Val]:
