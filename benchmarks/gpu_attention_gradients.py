@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.gpu_attention import LIBRARIES, OPTIONS, Ways, attend, qkv
 from benchmarks.gpu_matmul import RESULTS, Graph, error, in_turn, random, replayed
 from benchmarks.report import table
-from lowc.scheduler import choose_attention
+from lowc.scheduler import choose_attention, contract
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 Size = tuple[int, int, int, int]
@@ -194,8 +194,10 @@ def changed(**fields: Any) -> Iterator[None]:
     chosen = choose_attention.gradients
 
     def other(*args: Any) -> Any:
-        found = chosen(*args)[:1]
-        return tuple(dataclasses.replace(way, **{f: x for f, x in fields.items() if hasattr(way, f)}) for way in found)
+        found = [dataclasses.replace(w, **{f: x for f, x in fields.items() if hasattr(w, f)}) for w in chosen(*args)[:1]]
+        for way in found:
+            contract.apply(args[0], way)  # raises where it is not legal: what comes instead takes minutes
+        return tuple(found)
 
     choose_attention.gradients = other
     try:
@@ -205,8 +207,11 @@ def changed(**fields: Any) -> Iterator[None]:
 
 
 def variants(causal: bool) -> dict[str, dict[str, Any]]:
-    """Fields of ways that are timed beside those chosen."""
-    return {"chosen": {}, "32 others": {"others": 32}, "48 others": {"others": 48}, "3 stages": {"stages": 3}}
+    """Fields of ways that are timed beside those chosen.  ``apart``: gradients of queries by a kernel of their own, as where
+    deterministic algorithms are asked for."""
+    found: dict[str, dict[str, Any]] = {"chosen": {}, "apart": {}, "threads store": {"strips": 0}}
+    found.update({f"{n} heads": {"heads": n} for n in ((1, 2, 4, 16) if causal else (2, 8))})
+    return found if causal else {**found, "no stagger": {"stagger": False}}
 
 
 def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
@@ -219,11 +224,14 @@ def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
         graphs: dict[str, Graph] = {"cuDNN": replayed(cudnn(q, k, v, grad, causal), 1)}
         for variant, fields in variants(causal).items():
             torch._dynamo.reset()
+            torch.use_deterministic_algorithms(variant == "apart")
             try:
                 with changed(**fields):
                     graphs[variant] = replayed(own(backward, args), 1)
             except Exception as problem:
                 print(f"{name}, {variant}: {type(problem).__name__}: {str(problem)[:150]}", flush=True)
+            finally:
+                torch.use_deterministic_algorithms(False)
         times = in_turn(graphs, rounds)
         work = operations(size, causal)
         print(f"{name}: " + " · ".join(f"{side} {work / ms / 1e9:.0f}" for side, ms in times.items()), flush=True)

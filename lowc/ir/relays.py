@@ -17,6 +17,16 @@ the same shapes.
 There may be two first products, of two resident tiles, and one or two second ones, of several things held; each takes one of
 the tiles of a turn, and a tile may be taken by a first and by a second one.
 
+A turn may have a third product, of what threads spread over a tile and of a resident tile, whose sums are added to memory:
+
+    alloc slopes: bf16[1, 128, 64] @shared; alloc near: f32[64] @shared; …           # in the pipeline, beside the two tiles
+    for t in 64 thread(256) { near[t] = x[…] }                                       # behind the fills: what rows of tiles have
+    …
+    for t in 256 thread(256) { for n in 32 instr(spread) { slopes[column // 64, row(t, n), column % 64] = held[t, n] } }
+    the second products
+    for t in 256 thread(256) { for r in 32 instr(wgmma) { for i in 128 { sums[t, r] add= product(f32(slopes…), f32(q…)) } } }
+    thread loops: y[…] add= sums[t, r]
+
 Four neighbouring threads have a row; they combine what they hold of it by a Quad:
 
     for t in 256 thread(256) { for h in 2 instr(quad) { for n in 4 { all[t, h] max= part[t // 4 * 4 + n, h] } } }
@@ -30,21 +40,24 @@ from lowc.ir.index import Index, constant, floordiv, ix, mod
 from lowc.ir.nodes import Alloc, Buffer, For, Let, Load, Op, Stmt, Store
 from lowc.ir.tiles import (
     GROUP,
+    GROUP_ROWS,
     SPAN,
     WGMMA,
     Fill,
     TileProduct,
     column,
     fill,
+    is_dense,
     is_outlet,
     narrow_load,
     place,
+    row,
     tile_product,
 )
-from lowc.ir.walk import statements
+from lowc.ir.walk import parts, statements
 
 Product = TypeVar("Product")
-QUAD = "quad"
+QUAD, SPREAD = "quad", "spread"
 FOUR = 4  # threads that have a row of sums
 
 
@@ -83,9 +96,35 @@ class Quad:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Spread:
+    """``loop``: threads put ``count`` of what each holds into a ``tile`` that lies along the columns of the sums they are of."""
+
+    loop: For
+    held: Buffer
+    tile: Buffer
+    threads: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Across:
+    """The third product of a turn: ``gathers`` (thread loops, one store to shared memory each), the ``spread``, the ``product``
+    of its tile and a resident one, and the thread loop that ``adds`` the sums to memory."""
+
+    gathers: tuple[For, ...]
+    spread: Spread
+    product: TileProduct
+    adds: For
+
+    @property
+    def gathered(self) -> tuple[Buffer, ...]:
+        return tuple([s.buffer for g in self.gathers for s in g.body if isinstance(s, Store)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Turns:
-    """``loop``, a pipeline: ``fills`` of two tiles, then ``firsts``, ``work`` (thread loops, lets), ``seconds``.  ``local``:
-    memory of threads that is declared in it."""
+    """``loop``, a pipeline: ``fills`` of two tiles, then ``firsts``, ``work`` (thread loops, lets), ``seconds``, and perhaps a
+    product ``across``.  ``local``: memory of threads that is declared in it."""
 
     loop: For
     fills: tuple[Fill, Fill]
@@ -93,10 +132,13 @@ class Turns:
     firsts: tuple[TileProduct, ...]
     work: tuple[For | Let, ...]
     seconds: tuple[HeldProduct, ...]
+    across: Across | None = None
 
     @property
     def simple(self) -> bool:
         """Whether the first tile is of the only first product, the second one of the only second product."""
+        if self.across is not None:
+            return False
         rights = [p.right for p in (*self.firsts, *self.seconds)]
         return len(rights) == 2 and rights[0] is self.fills[0].tile and rights[1] is self.fills[1].tile
 
@@ -165,6 +207,55 @@ def quad(loop: Stmt) -> Quad | None:
     return Quad(nest[0], inside.buffer, part.buffer, inside.reducer, constant(nest[1].axis.extent) or 0)
 
 
+def spread(loop: Stmt) -> Spread | None:
+    """The Spread that a thread loop is, or None."""
+    if not isinstance(loop, For) or loop.kind.name != "thread" or len(loop.body) != 1:
+        return None
+    inner = loop.body[0]
+    if not isinstance(inner, For) or inner.kind.key != SPREAD or len(inner.body) != 1:
+        return None
+    store, threads, count = inner.body[0], constant(loop.axis.extent), constant(inner.axis.extent)
+    if not isinstance(store, Store) or store.reducer or store.mask is not None or not threads or not count:
+        return None
+    t, n, value, tile = ix(loop.axis), ix(inner.axis), store.value, store.buffer
+    if not isinstance(value, Load) or value.mask is not None or value.buffer.space != "local" or value.index != (t, n):
+        return None
+    high = threads * GROUP_ROWS // GROUP
+    if tile.space != "shared" or tile.dtype != value.dtype or tile.dtype.bits != 16 or not is_dense(tile):
+        return None
+    if tile.shape != (ix(2 * count // SPAN), ix(high), ix(SPAN)) or store.index != place(tile, column(t, n), row(t, n)):
+        return None
+    return Spread(loop, value.buffer, tile, threads, count) if value.buffer.shape == (ix(threads), ix(count)) else None
+
+
+def _gather(loop: Stmt) -> bool:
+    """Whether a thread loop sets an array of the block, each thread an element, from what is none of it."""
+    if not isinstance(loop, For) or loop.kind.name != "thread" or len(loop.body) != 1:
+        return False
+    store = loop.body[0]
+    if not isinstance(store, Store) or store.reducer or store.mask is not None or store.buffer.space != "shared":
+        return False
+    if any(isinstance(p, Load) and p.buffer.space != "global" for p in parts(store.value)):
+        return False
+    return store.index == (ix(loop.axis),) and store.buffer.shape == (loop.axis.extent,) and store.buffer.dtype.name == "f32"
+
+
+def _across(rest: Sequence[Stmt], extra: Sequence[Buffer]) -> tuple[Across, Sequence[Stmt]] | None:
+    """The Across in what follows the fills of a pipeline, and what is left of that; ``extra``: shared memory beside the tiles."""
+    count = next((n for n, s in enumerate(rest) if not _gather(s)), len(rest))
+    gathers = tuple([s for s in rest[:count] if isinstance(s, For)])
+    spreads = [(n, found) for n, s in enumerate(rest) if (found := spread(s)) is not None]
+    product, adds = tile_product(rest[-2]), rest[-1]
+    if len(spreads) != 1 or product is None or not isinstance(adds, For) or adds.kind.name != "thread":
+        return None
+    at, found = spreads[0]
+    made = Across(gathers, found, product, adds)
+    own = {id(b) for b in (*made.gathered, found.tile)}
+    if product.left is not found.tile or any(product.deep) or {id(b) for b in extra} != own:
+        return None
+    return made, (*rest[count:at], *rest[at + 1 : -2])
+
+
 def turns(loop: Stmt) -> Turns | None:
     """The Turns that a loop is, or None."""
     if not isinstance(loop, For) or loop.kind.name != "pipeline" or is_outlet(loop):
@@ -172,9 +263,14 @@ def turns(loop: Stmt) -> Turns | None:
     allocs = [s for s in loop.body if isinstance(s, Alloc)]
     rest = loop.body[len(allocs) :]
     tiles = [s.buffer for s in allocs if s.buffer.space == "shared"]
-    if any(isinstance(s, Alloc) for s in rest) or len(tiles) != 2 or len(rest) < 5:
+    if any(isinstance(s, Alloc) for s in rest) or len(tiles) < 2 or len(rest) < 5:
         return None
-    fills = fill(rest[0]), fill(rest[1])
+    fills, across = (fill(rest[0]), fill(rest[1])), None
+    if len(tiles) > 2:
+        found = _across(rest[2:], tiles[2:])
+        if found is None:
+            return None
+        tiles, across, rest = tiles[:2], found[0], (*rest[:2], *found[1])
     firsts = _several([tile_product(s) for s in rest[2:4]])
     seconds = _several([held_product(s) for s in reversed(rest[-2:])])
     if fills[0] is None or fills[1] is None or not firsts or not seconds:
@@ -190,7 +286,13 @@ def turns(loop: Stmt) -> Turns | None:
     unset = {id(s.buffer) for s in local if s.reducer == "add"}
     if any(p.rows != p.high or id(p.sums) not in unset for p in firsts):
         return None
-    return Turns(loop, (fills[0], fills[1]), local, firsts, work, tuple(reversed(seconds)))
+    seconds = tuple(reversed(seconds))
+    if across is not None:
+        if id(across.product.sums) not in unset or across.product.threads != firsts[0].threads or len(firsts) < 2:
+            return None
+        if len(seconds) < 2 or across.spread.held is not seconds[1].held or seconds[0].right is seconds[1].right:
+            return None
+    return Turns(loop, (fills[0], fills[1]), local, firsts, work, seconds, across)
 
 
 def _several(found: Sequence[Product | None]) -> tuple[Product, ...]:
@@ -212,10 +314,14 @@ def relay(body: Sequence[Stmt]) -> Relay | None:
         return None
     residents = tuple([f for f in map(fill, body) if f is not None])
     first = each[0]
+    if any(f.across is not None and all(f.across.product.right is not r.tile for r in residents) for f in each):
+        return None
     if any({id(p.left) for p in f.firsts} != {id(r.tile) for r in residents} for f in each):
         return None
     for other in each[1:]:
         ours, theirs = ([(p.held, p.sums) for p in f.seconds] for f in (first, other))
+        if [f.across and f.across.spread.held for f in (first, other)].count(None) == 1:
+            return None
         if ours != theirs or other.simple != first.simple or other.loop.kind.width != first.loop.kind.width:
             return None
         pairs = [(a.tile, b.tile) for a, b in zip(first.fills, other.fills, strict=True)]

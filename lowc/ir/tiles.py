@@ -40,6 +40,15 @@ def column(thread: Index, number: Index) -> Index:
     return floordiv(number, ix(4)) * 8 + mod(thread, ix(4)) * 2 + mod(number, ix(2))
 
 
+def held_at(row: Index, column: Index) -> tuple[Index, Index, Index, Index]:
+    """Where the sum of a row and a column is among sums that lie in memory as threads have them, 64 rows at a time:
+    ``[rows / 64, columns / 8, 128, 4]``.  The inverse of ``row`` and ``column``."""
+    within = mod(row, ix(GROUP_ROWS))
+    thread = floordiv(within, ix(16)) * 32 + mod(within, ix(8)) * 4 + floordiv(mod(column, ix(8)), ix(2))
+    number = mod(floordiv(within, ix(8)), ix(2)) * 2 + mod(column, ix(2))
+    return floordiv(row, ix(GROUP_ROWS)), floordiv(column, ix(8)), thread, number
+
+
 def row_of_many(thread: Index, number: Index, each: int, high: int) -> Index:
     """The row in a tile that is multiplied ``high`` rows at a time, ``each`` sums of a thread for each."""
     return row(thread, number) + floordiv(number, ix(each)) * high
@@ -223,7 +232,8 @@ def _is_multiple(index: Index, number: int) -> bool:
 class TileProduct:
     """``loop``: over ``threads``, ``rows`` x ``columns`` sums of two tiles, ``depth`` deep, added to the array ``sums``.
 
-    ``deep``: whether the left and the right tile lie along a depth of several rows, ``[depth / 64, rows, 64]``."""
+    ``deep``: whether the left and the right tile lie along a depth of several rows, ``[depth / 64, rows, 64]``.  ``split``: each
+    group of threads has all 64 rows and a share of the columns, instead of rows of its own."""
 
     loop: For
     sums: Buffer
@@ -234,6 +244,7 @@ class TileProduct:
     columns: int
     depth: int
     deep: tuple[bool, bool] = (False, False)
+    split: bool = False
 
     @property
     def high(self) -> int:
@@ -271,10 +282,15 @@ def tile_product(loop: Stmt) -> TileProduct | None:
         rows, columns = _across(left.buffer, left_deep), _across(right.buffer, right_deep)
         if columns % 8 or rows % high or each * high * 2 != rows * columns:
             continue
-        row, column_ = row_of_many(t, r, columns // 2, high), column_of_many(t, r, columns // 2)
-        if _is_at(left, row, k, depth, left_deep) and _is_at(right, column_, k, depth, right_deep):
+        row_, column_ = row_of_many(t, r, columns // 2, high), column_of_many(t, r, columns // 2)
+        if _is_at(left, row_, k, depth, left_deep) and _is_at(right, column_, k, depth, right_deep):
             deep = left_deep, right_deep
             return TileProduct(nest[0], inside.buffer, left.buffer, right.buffer, count, rows, columns, depth, deep)
+    rows, columns = _across(left.buffer, False), _across(right.buffer, False)
+    if rows == GROUP_ROWS and columns == 2 * each * (count // GROUP):
+        mine = row(mod(t, ix(GROUP)), r), column(t, r) + floordiv(t, ix(GROUP)) * (2 * each)
+        if _is_at(left, mine[0], k, depth, False) and _is_at(right, mine[1], k, depth, False):
+            return TileProduct(nest[0], inside.buffer, left.buffer, right.buffer, count, rows, columns, depth, split=True)
     return None
 
 
@@ -337,7 +353,7 @@ def pipeline(loop: For) -> Pipeline | None:
         return None
     fills = [fill(s) for s in loop.body[len(tiles) : -1]]
     product = tile_product(loop.body[-1])
-    if product is None or any(product.deep) or {id(product.left), id(product.right)} != {id(t) for t in tiles}:
+    if product is None or any(product.deep) or product.split or {id(product.left), id(product.right)} != {id(t) for t in tiles}:
         return None
     found = tuple([f for f in fills if f is not None])
     if [id(f.tile) for f in found] != [id(t) for t in tiles]:

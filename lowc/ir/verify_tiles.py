@@ -17,7 +17,7 @@ from lowc.ir.index import Axis, Opaque, atoms
 from lowc.ir.nodes import Acc, Alloc, Barrier, Buffer, For, Kernel, Let, Load, Stmt, Store
 from lowc.ir.outlets import Outlet, outlet, outlets
 from lowc.ir.outlets import box as drained
-from lowc.ir.relays import QUAD, Relay, block_body, has_relay, quad, relay
+from lowc.ir.relays import QUAD, SPREAD, Relay, block_body, has_relay, quad, relay
 from lowc.ir.tiles import FILLS, TMA, WGMMA, Pipeline, box, pipeline, pipelines
 from lowc.ir.walk import exprs, parts, statements
 
@@ -33,7 +33,7 @@ def broken(kernel: Kernel) -> Broken:
         inside.update(id(f.loops[0]) for f in found_relay.residents)
     for stmt in statements(kernel.body):
         if isinstance(stmt, For) and stmt.kind.name == "instr":
-            if stmt.kind.key not in (*FILLS, WGMMA, QUAD):
+            if stmt.kind.key not in (*FILLS, WGMMA, QUAD, SPREAD):
                 return stmt, f"a GPU has no instruction {stmt.kind.key}"
             if id(stmt) not in inside and stmt.kind.key != QUAD:
                 return stmt, f"instr({stmt.kind.key}) outside a pipeline"
@@ -65,12 +65,15 @@ def _relay(kernel: Kernel, found: Relay) -> Broken:
     if any(isinstance(s, For) and s.kind.name == "teams" for s in statements(kernel.body)):
         return found.turns[0].loop, "teams that multiply twice"
     own: list[tuple[For, Collection[Buffer]]] = [(t.loop, [f.tile for f in t.fills]) for t in found.turns]
+    own += [(t.loop, (*t.across.gathered, t.across.spread.tile)) for t in found.turns if t.across is not None]
     for each in found.turns:
         tiles = {id(f.tile) for f in (*each.fills, *found.residents)}
+        if each.across is not None:
+            tiles.add(id(each.across.spread.tile))
         for stmt in statements(each.work):
             if any(id(load.buffer) in tiles for load in _loads(stmt)):
                 return stmt, "a tile of a pipeline is read by threads"
-    firsts = [p.loop for t in found.turns for p in t.firsts]
+    firsts = [p.loop for t in found.turns for p in (*t.firsts, *((t.across.product,) if t.across is not None else ()))]
     fills = {id(s) for s in statements((*(f.loops[0] for f in found.residents), *firsts))}
     residents = {id(f.tile): f.tile.name for f in found.residents}
     for stmt in statements(kernel.body):

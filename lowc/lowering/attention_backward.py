@@ -19,7 +19,14 @@
       for d in D { acc a; for g, i { a add= product(f32(slopes[…, g, i]), f32(q[b, h, i, d])) }; grad_k[…, d] = a * scale }
     }
 
-So nothing is added up in memory, and gradients are the same in every run.  Weights and slopes of f16 and bf16 operands are
+So nothing is added up in memory, and gradients are the same in every run.  On GPUs, where the target wants it and nobody asks
+for deterministic algorithms, rows of keys add to gradients of queries in memory instead, which takes five products instead of
+seven: no kernel of queries, and
+
+      for i in L { for d in D { sums[b, h, i, d] add= product(f32(slopes[…, i]), f32(k[b, h, j, d])) } }    # in that of keys
+    for b, h, i, d { grad_q[…, d] = sums[b, h, i, d] * scale }
+
+Sums lie as threads of tensor cores have them (``tiles.held_at``).  Weights and slopes of f16 and bf16 operands are
 rounded before they are multiplied, as in ATen's kernels.  A row that sees nothing has weights 0.
 """
 
@@ -27,9 +34,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowc.errors import NotLowered
+from lowc.ir import tiles
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index, floordiv, ix
-from lowc.ir.nodes import Expr
+from lowc.ir.nodes import Const, Expr
 from lowc.ir.types import accumulate_dtype
 from lowc.lowering.attention import Attention, Outputs, check, lines_of, scale_of, score_of, sharing
 from lowc.lowering.builder import Builder
@@ -105,11 +113,37 @@ def _lowered(b: Builder, outs: Outputs, found: Backward, dropout: float) -> Resu
         raise NotLowered(why)
     results = [b.result(m) if isinstance(m, TensorMeta) and b.needs(n) else None for n, m in enumerate(outs)]
     delta = _delta(b, found)
-    if results[0] is not None:
+    sums = None
+    if b.atomic and not (b.alone or b.deterministic) and all(r is not None for r in results[:3]):
+        if not b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, "sums of gradients"):
+            sums = _zeros(b, asked)
+    if results[0] is not None and sums is None:
         _of_queries(b, found, delta, results[0])
     if results[1] is not None or results[2] is not None:
-        _of_keys(b, found, delta, results[1], results[2])
+        _of_keys(b, found, delta, results[1], results[2], sums)
+    if results[0] is not None and sums is not None:
+        _settled(b, asked, sums, results[0])
     return tuple(results)
+
+
+def _settled(b: Builder, asked: Attention, sums: Value, result: Value) -> None:
+    """Gradients of queries from their ``sums``, in the order in which both have neighbours: two columns at a time."""
+    batch, heads, rows, deep = asked.q.shape
+    with b.kernel(), b.loops((batch, heads, rows, deep // 8, ix(4), ix(2)), range(6)) as (n, h, i, c, pair, v):
+        column = c * 8 + pair * 2 + v
+        total = b.load(sums, (n, h, *tiles.held_at(i, column)))
+        b.store(result, (n, h, i, column), op("mul", total, scale_of(asked, accumulate_dtype(asked.q.dtype))))
+
+
+def _zeros(b: Builder, asked: Attention) -> Value:
+    """Sums for gradients of queries, for all rows that tiles of 128 have, and columns in multiples of 64."""
+    batch, heads, rows, deep = asked.q.shape
+    shape = (batch, heads, (rows + 127) // 128 * 2, (deep + 63) // 64 * 8, ix(128), ix(4))
+    wide = accumulate_dtype(asked.q.dtype)
+    sums = b.temp(wide, shape, name="sums")
+    with b.kernel(), b.loops(shape, range(6)) as place:
+        b.store(sums, tuple(place), Const(0.0, wide))
+    return sums
 
 
 def _delta(b: Builder, found: Backward) -> Value:
@@ -168,7 +202,9 @@ def _of_queries(b: Builder, found: Backward, delta: Value, result: Value) -> Non
             b.store(result, (*query, d), op("mul", total[0], scale_of(asked, wide)))
 
 
-def _of_keys(b: Builder, found: Backward, delta: Value, of_key: Value | None, of_value: Value | None) -> None:
+def _of_keys(
+    b: Builder, found: Backward, delta: Value, of_key: Value | None, of_value: Value | None, sums: Value | None = None
+) -> None:
     asked = found.asked
     rows, each, wide = asked.q.shape[2], sharing(asked), accumulate_dtype(asked.q.dtype)
     shape = asked.k.shape[:3]
@@ -191,3 +227,7 @@ def _of_keys(b: Builder, found: Backward, delta: Value, of_key: Value | None, of
                     a, c = b.load(memory, (*key, g, i)), b.load(factor, (key[0], key[1] * each + g, i, e))
                     b.update(total, "add", op("product", cast(a, wide), cast(c, wide)))
                 b.store(result, (*key, e), total[0] if scale is None else op("mul", total[0], scale))
+        if sums is not None and kept[1] is not None:
+            with b.loop(rows, "i") as i, b.loop(asked.q.shape[3], "d") as d:
+                a, c = b.load(kept[1], (*key, ix(0), i)), b.load(asked.k, (*key, d))
+                b.store(sums, (*key[:2], *tiles.held_at(i, d)), op("product", cast(a, wide), cast(c, wide)), reducer="add")

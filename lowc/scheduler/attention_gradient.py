@@ -8,6 +8,7 @@ and on SCHEDULED kernels.
         weight = exp(score(s) - …); weights[… others] = weight; slopes[… others] = weight * (g - …)       # one of both, or both
       }
       for c in C { acc a; for others { a add= product(wide(slopes[… others]), factor) }; lets and stores }    # for each of both
+      for others { for c in C { sums[…] add= product(wide(slopes[… others]), near factor) } }                # perhaps
     } }
 
 A ``Side`` is one nest.  ``whole`` makes one of both: what rows of keys have, and for each row of queries its sum over the keys,
@@ -21,7 +22,7 @@ from lowc.ir.index import Atom, Axis, Index, constant, depends_on, floordiv, ix,
 from lowc.ir.nodes import Acc, Alloc, Expr, For, Let, Load, Op, Stmt, Store, Var
 from lowc.ir.walk import Substitution, exprs, free_atoms, parts, same, statements, stores
 from lowc.scheduler.attention import factors, sight
-from lowc.scheduler.contraction import folded
+from lowc.scheduler.contraction import folded, is_product
 from lowc.scheduler.nest import chain, estimate, numel
 
 
@@ -51,7 +52,8 @@ class Mix:
 class Side:
     """``outer``: the loops around, outermost first; ``near`` is that of them along which rows lie (None if there is one row).
     ``others``: the loops over other rows, outermost first.  ``lets`` and ``kept``, stores: what is made of the totals of
-    ``products``.  ``mixes``: sums over the others; ``across``: the sum over ``near``, for each of the others.
+    ``products``.  ``mixes``: sums over the others; ``across``: the sum over ``near``, for each of the others, which is one store
+    that adds to memory where not all of it is the kernel's.
     """
 
     outer: tuple[For, ...]
@@ -82,18 +84,22 @@ def find(loop: Stmt) -> Side | None:
         return None
     found = [_product(inner[n], inner[n + 1], others) for n in (0, 2)]
     products = tuple([p for p in found if p is not None])
+    tail = body[1:]
     lets = tuple([s for s in inner[4:] if isinstance(s, Let)])
     kept = tuple([s for s in inner[4:] if isinstance(s, Store)])
     if len(products) < 2 or not 1 <= len(kept) <= 2 or any(s.mask is not None or s.reducer for s in kept):
         return None
-    mixes = tuple([m for s in body[1:] if (m := _mix(s, others, kept)) is not None])
-    if len(mixes) < len(body) - 1 or not _apart(loop, kept):
+    across = _across(tail[-1], others, kept)
+    if across is not None:
+        tail = tail[:-1]
+    mixes = tuple([m for s in tail if (m := _mix(s, others, kept)) is not None])
+    if len(mixes) < len(tail) or not _apart(loop, kept):
         return None
     theirs = {a for e in (*(p.other for p in products), *(m.factor for m in mixes)) for a in free_atoms(e)}
     mine = [free_atoms(p.near) for p in products]
     rows = [f for f in outer if all(f.axis in m for m in mine) and f.axis not in theirs]
     near = max(rows, key=lambda f: estimate(f.axis.extent), default=None)
-    return Side(outer, near, others, products, lets, kept, mixes)
+    return Side(outer, near, others, products, lets, kept, mixes, across)
 
 
 def gradient(body: Sequence[Stmt]) -> Side | None:
@@ -197,6 +203,31 @@ def _mix(loop: Stmt, others: Sequence[Axis], kept: Sequence[Store]) -> Mix | Non
     for number, store in enumerate(kept):
         if store.buffer is weight.buffer and store.index == weight.index:
             return Mix(loop.axis, acc.vars[0], number, factor, tuple(rest))
+    return None
+
+
+def _across(loop: Stmt, others: Sequence[Axis], kept: Sequence[Store]) -> Mix | None:
+    """Of loops over the others and over columns that add to memory."""
+    if not isinstance(loop, For):
+        return None
+    loops = chain((loop,))
+    store = loops[-1].body[0]
+    at = _aligned([f.axis for f in loops[:-1]], others)
+    if at is None or len(loops[-1].body) != 1 or not isinstance(store, Store) or store.reducer != "add" or store.mask is not None:
+        return None
+    there = Substitution(at)
+    value, index = there.expr(store.value), tuple([there.index(i) for i in store.index])
+    if not isinstance(value, Op) or not is_product(value):
+        return None
+    weight = value.args[0]
+    if isinstance(weight, Op) and weight.name == "cast":
+        weight = weight.args[0]
+    if not isinstance(weight, Load) or weight.mask is not None:
+        return None
+    total = Var("across", value.dtype)
+    for number, other in enumerate(kept):
+        if other.buffer is weight.buffer and other.index == weight.index:
+            return Mix(loops[-1].axis, total, number, value.args[1], (Store(store.buffer, index, total, None, "add"),))
     return None
 
 

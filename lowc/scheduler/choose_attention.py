@@ -13,8 +13,9 @@ from lowc.options import Options
 from lowc.scheduler import attention_gradient, choose_gradient, choose_online
 from lowc.scheduler.attention import find, seen
 from lowc.scheduler.choose_tensor_cores import ABILITY, SHARED
-from lowc.scheduler.nest import estimate
+from lowc.scheduler.nest import estimate, numel
 from lowc.scheduler.relay import WIDEST, Relayed
+from lowc.scheduler.relay_across import RelayedAcross
 from lowc.scheduler.relay_gradient import RelayedGradient
 from lowc.scheduler.relay_tiles import PIECE
 from lowc.target import Target
@@ -28,9 +29,10 @@ FULL = 3  # blocks for each multiprocessor; with fewer nothing was measured
 LEAST = {(128, True): 1024, (64, True): 4096, (128, False): 4096, (64, False): 16384}  # rows, by width of a head and mask
 OTHERS = "a library's (lowc's own with option attention='own')"
 ROWS = 64  # of queries, for each 128 threads
+TOGETHER = ((4096, 8), (8192, 4), (1 << 62, 2))  # rows of queries up to which gradients are best made of so many heads at a time
 
 
-def ways(kernel: Kernel, target: Target) -> tuple[Relayed | RelayedGradient, ...]:
+def ways(kernel: Kernel, target: Target) -> tuple[Relayed | RelayedGradient | RelayedAcross, ...]:
     """Ways to do ``kernel``, attention or a gradient of it, on tensor cores, best first; none if it is neither."""
     return (*choices(kernel, target), *gradients(kernel, target))
 
@@ -58,7 +60,7 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     return tuple(fitting[:TRIES])
 
 
-def gradients(kernel: Kernel, target: Target) -> tuple[RelayedGradient, ...]:
+def gradients(kernel: Kernel, target: Target) -> tuple[RelayedGradient | RelayedAcross, ...]:
     """Ways to do ``kernel`` if that is a gradient of attention of 16-bit factors, best first; none if it is none.
 
     What adds up of rows is in registers, so that wide heads have fewer others at a time.
@@ -68,6 +70,11 @@ def gradients(kernel: Kernel, target: Target) -> tuple[RelayedGradient, ...]:
     side = attention_gradient.find(kernel.body[0])
     if side is None or side.near is None:
         return ()
+    if side.across is not None:
+        wide = constant(side.across.columns.extent) or WIDEST
+        causal, axis = attention_gradient.visible(side) is not None, side.outer[0].axis.name
+        heads = _together(side) if causal else 1
+        return tuple([RelayedAcross(axis, 128 if wide <= THIN else 64, 2, heads, not causal, strips) for strips in (2, 0)])
     columns = sum(constant(m.columns.extent) or WIDEST + 1 for m in side.mixes)
     if columns > WIDEST:
         return ()
@@ -75,6 +82,13 @@ def gradients(kernel: Kernel, target: Target) -> tuple[RelayedGradient, ...]:
     most = 48 if len(side.mixes) > 1 and columns > WIDEST // 2 else 64
     fitting = [n for n in (64, 48, 32) if n <= most and 2 * spans * (2 * ROWS + 2 * n) + 1024 <= SHARED]
     return tuple([RelayedGradient(side.outer[0].axis.name, 2, n, 2) for n in fitting])
+
+
+def _together(side: attention_gradient.Side) -> int:
+    """Heads whose blocks are at work at a time under a mask: few enough for what they read and add to to stay in the L2 cache."""
+    rows, heads = estimate(side.others[0].extent), constant(numel([a.extent for a in side.batch])) or 1
+    most = next((n for longest, n in TOGETHER if rows <= longest), 1)
+    return next(n for n in range(most, 0, -1) if heads % n == 0)
 
 
 def shared(deep: int, wide: int, groups: int, keys: int, stages: int, strips: int) -> int:
@@ -88,7 +102,7 @@ def library(target: Target, options: Options) -> Whose:
     """For ``lowering``: why attention of a dtype and of queries, keys and values of these shapes is ATen's; "" for lowc's own.
 
     Told also whether there is a bias, whether it is causal, whether all lie as the copying engine wants them, and what is wanted:
-    the "result", "sums" for a backward pass as well, or "gradients".
+    the "result", "sums" for a backward pass as well, "gradients", or "sums of gradients": those of queries added up in memory.
     """
 
     def why(
@@ -99,6 +113,8 @@ def library(target: Target, options: Options) -> Whose:
             return "option attention='library'"
         if options.numerics == "strict" and options.attention != "own":
             return "option numerics='strict'"
+        if wanted == "sums of gradients" and (why_not := _not_across(q, k, v, biased, target)):
+            return why_not
         if target.kind != "nvptx":
             if options.attention == "own":
                 return ""
@@ -115,7 +131,7 @@ def library(target: Target, options: Options) -> Whose:
             return "rows of a factor begin at no multiple of 16 bytes"
         if constant(q[-2]) in (0, 1) or constant(k[-2]) in (0, 1):
             return "one query, or one key"
-        if wanted == "gradients" and (q[1] != k[1] or (constant(q[-1]) or 0) + (constant(v[-1]) or 0) > WIDEST):
+        if wanted not in ("result", "sums") and (q[1] != k[1] or (constant(q[-1]) or 0) + (constant(v[-1]) or 0) > WIDEST):
             return f"heads that share keys, or of {q[-1]} and {v[-1]}; lowc's own gradients have {WIDEST} columns together"
         if options.attention == "own":
             return ""
@@ -124,6 +140,16 @@ def library(target: Target, options: Options) -> Whose:
         return "" if _faster(q, k, v, causal, target.cores) else OTHERS
 
     return why
+
+
+def _not_across(q: Sequence[Index], k: Sequence[Index], v: Sequence[Index], biased: bool, target: Target) -> str:
+    """Why gradients of queries are made by a kernel of their own; "" if those of keys and values make them as well."""
+    if ABILITY not in target.ops or biased or q[1] != k[1]:
+        return "rows of keys do not add to gradients of queries"
+    deep, wide = constant(q[-1]) or WIDEST, constant(v[-1]) or WIDEST
+    if max(deep, wide) > 2 * THIN or -(-deep // THIN) != -(-wide // THIN):
+        return f"heads of {q[-1]} and {v[-1]}"
+    return ""
 
 
 def _faster(q: Sequence[Index], k: Sequence[Index], v: Sequence[Index], causal: bool, processors: int) -> bool:

@@ -17,11 +17,12 @@ from lowc.scheduler.outward import Outward, outward
 from lowc.scheduler.pack import Pack, pack
 from lowc.scheduler.registers import Registers, registers
 from lowc.scheduler.relay import Relayed, relayed
+from lowc.scheduler.relay_across import RelayedAcross, relayed_across
 from lowc.scheduler.relay_gradient import RelayedGradient, relayed_gradient
 from lowc.scheduler.settle import Settle, settle
 from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
-Blocks = Online | OnlineDots | GradientBlocks | Relayed | RelayedGradient | Depthwise | Direct
+Blocks = Online | OnlineDots | GradientBlocks | Relayed | RelayedGradient | RelayedAcross | Depthwise | Direct
 Step = Primitive | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Blocks
 
 
@@ -49,6 +50,8 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
         body = at_loop(body, step.axis, lambda loop: relayed(loop, step, taken))
     elif isinstance(step, RelayedGradient):
         body = at_loop(body, step.axis, lambda loop: relayed_gradient(loop, step, taken))
+    elif isinstance(step, RelayedAcross):
+        body = at_loop(body, step.axis, lambda loop: relayed_across(loop, step, taken))
     elif isinstance(step, Online):
         body = at_loop(body, step.axis, lambda loop: online(loop, step, taken))
     elif isinstance(step, OnlineDots):

@@ -54,10 +54,10 @@ def relayed_gradient(loop: For, step: RelayedGradient, taken: set[str]) -> tuple
         raise ScheduleError(f"the loop over {loop.axis} is no gradient of attention with rows")
     if len(side.others) > 1:
         raise ScheduleError(f"several heads of queries for one of keys in the loop over {loop.axis}")
-    return _Gradient(side, step, taken).grid(False, 0)
+    return GradientTiles(side, step, taken).grid(False, 0)
 
 
-class _Gradient(RelayTiles):
+class GradientTiles(RelayTiles):
     """``factors``: of rows and of others, of both products, 16 bits; ``tile_of``: which tile of others a sum takes."""
 
     def __init__(self, side: Side, step: RelayedGradient, taken: set[str]) -> None:

@@ -76,8 +76,9 @@ class RelayTiles:
         """Factors that several heads may have in common."""
         raise NotImplementedError
 
-    def grid(self, late_first: bool, most: int) -> tuple[Stmt, ...]:
-        """Blocks, ``most`` at a time if that is not 0, ``late_first``: the last rows first."""
+    def grid(self, late_first: bool, most: int, heads: int = 1) -> tuple[Stmt, ...]:
+        """Blocks, ``most`` at a time if that is not 0, ``late_first``: the last rows first; else those of so many ``heads`` come
+        before others, the first rows of each first."""
         down = (self.rows.extent + (self.high - 1)) // self.high
         several = numel([a.extent for a in self.batch])
         total = several * down
@@ -90,7 +91,8 @@ class RelayTiles:
         if late_first:
             matrix, tile = mod(number, several), down - 1 - floordiv(number, several)
         else:
-            matrix, tile = floordiv(number, down), mod(number, down)
+            group, within = floordiv(number, down * heads), mod(number, down * heads)
+            matrix, tile = group * heads + mod(within, ix(heads)), floordiv(within, ix(heads))
         self.at.update(coordinates(matrix, self.batch, "at", self.taken, self.lets))
         self.at[self.rows] = self.named(f"{self.rows.name}_tile", tile) * self.high
         self.share()

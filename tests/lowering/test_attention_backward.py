@@ -1,14 +1,19 @@
 """Gradients of attention as kernels, beside those of float64."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from lowc.backends import nvptx
+from lowc.ir.elsewhere import on_gpu
 from lowc.ir.nodes import Extern, Launch
 from lowc.ir.verify import verify_module
+from lowc.ir.walk import stores
 from lowc.lowering.lower import lower
+from lowc.scheduler import choose_attention
 from tests.lowering.harness import run, trace
 from tests.lowering.test_attention import OWN, qkv
 
@@ -101,3 +106,25 @@ def test_what_is_left_to_aten() -> None:
     module = lower(trace(function, (q, k, v, out, sums)))
     (step,) = (s for s in module.steps if isinstance(s, Extern))
     assert "a library's" in step.because
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_on_a_gpu_gradients_of_queries_are_added_up_in_memory(causal: bool) -> None:
+    """Unless somebody asks for deterministic algorithms."""
+    q, k, v = qkv(dtype=torch.float16, heads=2, shared=2, rows=70, keys=70, deep=72)
+    out, sums = ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    args = [torch.randn(out.shape).half(), q, k, v, out, sums]
+
+    def function(*args: Any) -> Any:
+        return ops._scaled_dot_product_flash_attention_for_cpu_backward(*args, 0.0, causal)
+
+    graph = on_gpu(trace(function, tuple(args)))
+    for deterministic, launches in ((False, 4), (True, 3)):
+        attention = choose_attention.library(nvptx.default(), OWN)
+        module = lower(replace(graph, deterministic=deterministic), OWN, attention=attention)
+        verify_module(module, "LOOPS")
+        kernels = [s.kernel for s in module.steps if isinstance(s, Launch)]
+        assert len(kernels) == launches == len(module.steps)
+        assert deterministic != any(s.reducer for kernel in kernels for s in stores(kernel.body))
+        for ours, wide in zip(run(module, args), gradients(q, k, v, args[0], causal), strict=True):
+            torch.testing.assert_close(ours.double(), wide, rtol=EPSILON[ours.dtype], atol=EPSILON[ours.dtype])

@@ -20,7 +20,8 @@ CLOSE = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}
 
 
 def gradients(shape: Shape, nests: str, causal: bool = False, bias: bool = False, dtype: str = "f32") -> Kernel:
-    """Of queries ("q" in ``nests``), of keys and values ("k") @SCHEDULED, as ``lowering/attention_backward.py`` writes them."""
+    """Of queries ("q" in ``nests``), of keys and values ("k"), of keys and values with sums for queries ("a") @SCHEDULED, as
+    ``lowering/attention_backward.py`` writes them."""
     heads, shared, rows, keys, deep = shape
     each = int(heads) // int(shared)
 
@@ -69,16 +70,30 @@ def gradients(shape: Shape, nests: str, causal: bool = False, bias: bool = False
             grad_k[hk, r, c2] = {dtype}(a2 * 0.25)
         }}
     }} }}"""
-    body = {"q": queries, "k": of_keys, "qk": f"{queries}\n{of_keys}"}[nests]
+    at = "(y1 // 64), (c3 // 8), ((y1 // 16) % 4)*32 + (y1 % 8)*4 + ((c3 // 2) % 4), ((y1 // 8) % 2)*2 + (c3 % 2)"
+    adding = f"""for y1 in {rows} {{ for c3 in {deep} {{
+        added[hk, {at}] add= product(f32(slopes[hk, r, 0, y1]), f32(k[hk, r, c3]))
+    }} }}"""
+    both = of_keys[: of_keys.rindex("} }")] + adding + "} }"
+    body = {"q": queries, "k": of_keys, "qk": f"{queries}\n{of_keys}", "a": both}[nests]
     names = "".join(f"{n}: size 1.. ~ 200, " for n in dict.fromkeys((rows, keys)) if isinstance(n, str))
     row, column = f"{heads}, {rows}", f"{shared}, {keys}"
     params = f"q: {dtype}[{row}, {deep}], k: {dtype}[{column}, {deep}], v: {dtype}[{column}, {deep}], "
     params += f"grad: {dtype}[{row}, {deep}], lse: f32[{row}], delta: f32[{row}], bias: {dtype}[{rows}, {keys}], "
     params += f"slopes_q: {dtype}[{row}, {keys}], weights: {dtype}[{column}, {each}, {rows}], "
     params += f"slopes: {dtype}[{column}, {each}, {rows}], "
+    params += f"added: f32[{heads}, ({rows} + 127) // 128 * 2, {-(-deep // 64) * 8}, 128, 4], "
     params += f"grad_q: {dtype}[{row}, {deep}], grad_k: {dtype}[{column}, {deep}], grad_v: {dtype}[{column}, {deep}]"
     text = f"kernel f({names}{params}) {{ {body} }}"
     return linearise._linear(parse_kernel(text.replace("f32(", "(") if dtype == "f32" else text))
+
+
+def gathered(sums: Any, shape: tuple[int, ...]) -> Any:
+    """Sums that lie as threads of tensor cores have them, as a tensor [heads, rows, columns]."""
+    heads, rows, deep = shape
+    i, d = np.arange(rows)[:, None], np.arange(deep)[None, :]
+    thread, number = i // 16 % 4 * 32 + i % 8 * 4 + d // 2 % 4, i // 8 % 2 * 2 + d % 2
+    return sums.reshape(heads, -1, -(-deep // 64) * 8, 128, 4)[:, i // 64, d // 8, thread, number].astype(np.float64)
 
 
 def check(
@@ -93,6 +108,7 @@ def check(
         count = int(evaluate(param.shape[0], sizes))
         found = param.name.startswith(("grad_", "sums"))
         values = np.full(count, np.nan) if found else generator.normal(0, 1, count)
+        values = np.zeros(count) if param.name == "added" else values
         memory[param.name] = to_storage(values.astype(np.float32), param.dtype)
     dtypes = {p.name: p.dtype for p in kernel.params}
 
@@ -119,6 +135,9 @@ def check(
         run(memory)
     checked = [n for n in exact if n in memory]
     assert checked
+    if "added" in memory:
+        checked.append("grad_q")
     for name in checked:
-        mine = wide(name).reshape(exact[name].shape)
+        shape_ = exact[name].shape
+        mine = wide(name).reshape(shape_) if name in memory else gathered(memory["added"], shape_) * 0.25
         assert np.linalg.norm(mine - exact[name]) <= CLOSE[dtype] * np.linalg.norm(exact[name]), name

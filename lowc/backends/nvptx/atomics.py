@@ -4,7 +4,7 @@ Instructions exist for sums of f32, f64 and integers of 32 and 64 bits, and for 
 read, combined and exchanged if nobody came between, narrow types by way of the aligned 32-bit word around them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lowc.backends.llvm.types import scalar
 from lowc.backends.llvm.values import Val, bits
@@ -26,6 +26,14 @@ def atomic(t: Thread, pointer: str, kind: str, value: Val, reducer: str) -> None
         _narrow(t, pointer, kind, value, reducer)
     else:
         _whole(t, pointer, kind, value, reducer)
+
+
+def add_four(t: Thread, pointer: str, values: Sequence[Val]) -> None:
+    """Adds four f32 to global memory at ``pointer``, a multiple of 16 bytes, by one instruction; each sum is atomic.  PTX ISA
+    8.1, compute capability 9.0."""
+    text = "red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};"
+    given = ", ".join(f"float {v.text}" for v in values)
+    t.b.line(f'call void asm sideeffect "{text}", "l,f,f,f,f,~{{memory}}"(ptr addrspace(1) {pointer}, {given})')
 
 
 def _instruction(dtype: DType, reducer: str) -> str:

@@ -52,6 +52,22 @@ def start_held(t: Thread, found: HeldProduct, right: str) -> None:
     _keep(t, b.op(f"call {type_} {asm}({', '.join(values)}) convergent nounwind"), type_, [(sums, count)])
 
 
+def start_across(t: Thread, found: TileProduct, columns: int, left: str, right: str, sums: str) -> None:
+    """Starts a product of two tiles that lie along their rows, of 64 rows and ``columns`` for each group; it sets the sums."""
+    count = columns // 2
+    multiply, type_ = _form(columns, found.left.dtype)
+    lines = [f"{{ .reg .b64 a, b; wgmma.fence.sync.aligned; mov.b64 a, ${count}; mov.b64 b, ${count + 1};"]
+    for n in range(found.depth // STEP):
+        if n:
+            lines.append(f"add.s64 a, a, {STEP * ATOM}; add.s64 b, b, {STEP * ATOM};")
+        lines.append(f"{multiply}, a, b, {int(n > 0)}, 1, 1, 1, 1;")
+    lines.append("wgmma.commit_group.sync.aligned; }")
+    leading = found.depth * ATOM
+    args = f"i64 {_descriptor(t, left, leading)}, i64 {_descriptor(t, right, leading)}"
+    asm = f'asm sideeffect "{" ".join(lines)}", "{",".join(["=f"] * count)},l,l,~{{memory}}"'
+    _keep(t, t.b.op(f"call {type_} {asm}({args}) convergent nounwind"), type_, [(sums, count)])
+
+
 def wait_for(t: Thread, pending: int, arrays: list[tuple[str, int]]) -> None:
     """Until all but ``pending`` products are done: those of ``arrays`` are, which go through."""
     count = sum(n for _, n in arrays)

@@ -4,7 +4,7 @@ from math import prod
 
 from lowc.artifact import Entry, TensorMap
 from lowc.backends.llvm.builder import Builder, ModuleText
-from lowc.backends.nvptx import outlet
+from lowc.backends.nvptx import outlet, relay_across
 from lowc.backends.nvptx.detect import capability
 from lowc.backends.nvptx.emit import Emitter
 from lowc.backends.nvptx.multiply import uniform
@@ -114,7 +114,11 @@ def in_roles(emitter: Emitter, made: Ring | RelayRing, out: Outlets, body: tuple
             emitter.step = t.team, made.teams
             made.take_turns()
         emitter.unset = made.unset
-        emitter.pipeline = lambda loop: made.multiply(loop, t.tid["x"])
+        if isinstance(made, RelayRing) and made.across is not None:
+            relayed = made
+            emitter.pipeline = lambda loop: relay_across.multiply(relayed, loop, t.tid["x"], emitter.fresh)
+        else:
+            emitter.pipeline = lambda loop: made.multiply(loop, t.tid["x"])
         emitter.outlet = out.emit
         emitter.body(body)
         out.finish()

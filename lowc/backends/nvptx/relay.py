@@ -20,7 +20,10 @@ ones; what multiplies meanwhile is another group of threads.
 Where blocks take several tiles in turns, the resident one is filled anew once the last of its products is done, while threads
 still take results out.
 
-    shared memory: [resident tile] [k: each stage] [v: each stage] [resident: full, empty] [full: k's, v's] [empty: k's, v's]
+    shared memory: [resident tile] [k: each stage] [v: each stage] [others]
+                   [resident: full, empty] [full: k's, v's] [empty: k's, v's] [others: full]
+
+Others are what turns with a product across have beside (``relay_across``).
 """
 
 from collections.abc import Callable, Sequence
@@ -43,6 +46,7 @@ from lowc.ir.relays import Quad, Turns
 from lowc.ir.tiles import GROUP, Fill
 from lowc.ir.walk import exprs, parts, statements
 
+WARP = 32
 ALIGNMENT = 1024  # of tiles: the pattern of the swizzle repeats there
 REGISTERS = {2: (24, 240), 3: (32, 160)}  # of who fills and who multiply, by groups of the latter; shares of 64 K
 
@@ -64,6 +68,11 @@ class RelayRing:
     place: barriers.Place = field(init=False)
     before: barriers.Place = field(init=False)
     turn: barriers.Place = field(init=False)
+    half: barriers.Place = field(init=False)
+
+    @property
+    def across(self) -> relays.Across | None:
+        return self.found.turns[0].across
 
     @property
     def stages(self) -> int:
@@ -72,17 +81,28 @@ class RelayRing:
     @property
     def tiles(self) -> int:
         """Bytes of all tiles; the barriers are behind them."""
+        return self.others + (0 if self.across is None else 2 * (_room(self.across.spread.tile) + self.gathered))
+
+    @property
+    def others(self) -> int:
+        """Where what is beside the tiles of the rings begins, twice each: some threads are at a turn, others at the next."""
         return self.sizes[0] + self.stages * (self.sizes[1] + self.sizes[2])
+
+    @property
+    def gathered(self) -> int:
+        """Bytes of what threads gather for a turn."""
+        return 0 if self.across is None else sum(-(-_bytes(g) // 16) * 16 for g in self.across.gathered)
 
     @property
     def bytes(self) -> int:
         """Of shared memory."""
-        return self.tiles + 8 * (2 + 4 * self.stages)
+        return self.tiles + 8 * (2 + 4 * self.stages + (0 if self.across is None else 2))
 
     @property
     def unset(self) -> frozenset[str]:
-        """Arrays of sums that the first products set."""
-        return frozenset(p.sums.name for each in self.found.turns for p in each.firsts)
+        """Arrays of sums that the first products set, or one across."""
+        turns = self.found.turns
+        return frozenset(p.sums.name for each in turns for p in (*each.firsts, *([each.across.product] if each.across else [])))
 
     @property
     def registers(self) -> tuple[int, int] | None:
@@ -102,6 +122,10 @@ class RelayRing:
     def empty(self, ring: int, stage: str) -> str:
         return barriers.pointer(self.t, self.tiles + 8 * (2 + (2 + ring) * self.stages), stage)
 
+    def spread(self, half: str) -> str:
+        """Where all warps say that they have spread what they hold."""
+        return barriers.pointer(self.t, self.tiles + 8 * (2 + 4 * self.stages), half)
+
     def there(self, empty: bool) -> str:
         """Of the resident tiles."""
         return barriers.pointer(self.t, self.tiles, str(int(empty)))
@@ -116,6 +140,8 @@ class RelayRing:
                 for stage in range(self.stages):
                     barriers.init(self.t, self.full(ring, str(stage)), 1)
                     barriers.init(self.t, self.empty(ring, str(stage)), self.groups)
+            for half in (0, 1) if self.across is not None else ():
+                barriers.init(self.t, self.spread(str(half)), self.groups * GROUP // WARP)
             barriers.settle(self.t)
             return []
 
@@ -125,6 +151,7 @@ class RelayRing:
     def begin(self, phase: int) -> None:
         self.place = barriers.place(self.t, self.stages, phase)
         self.turn = barriers.place(self.t, 1, phase)
+        self.half = barriers.place(self.t, 2, phase)
 
     def offset(self, ring: int, stage: str) -> str:
         """Where a stage of a ring is, in bytes."""

@@ -110,6 +110,24 @@ class Machine(Products):
         self.warps[me // 32].wait(PATIENCE)
         return found
 
+    def meet_warp(self) -> None:
+        self.warps[self.local.thread // 32].wait(PATIENCE)
+
+    def scatter(self, at: int, *words: int) -> None:
+        """``stmatrix``: 8 lanes each say where the rows of a matrix of 8 x 8 are; a lane has two neighbours of each of four."""
+        me, lane = self.local.thread, self.local.thread % 32
+        self.words[me] = at
+        self.meet_warp()
+        places = [self.words[me - lane + 8 * n + lane // 4] + lane % 4 * 4 - self.base for n in range(4)]
+        for place, word in zip(places, words, strict=True):
+            self.shared[place : place + 4] = np.frombuffer((word & 0xFFFFFFFF).to_bytes(4, "little"), np.uint8)
+        self.meet_warp()
+
+    def add(self, at: int, *values: float) -> None:
+        assert at % 16 == 0
+        with self.changed:
+            np.ctypeslib.as_array((ctypes.c_float * 4).from_address(at))[:] += np.array(values, np.float32)
+
     def swap(self, value: float, other: int) -> float:
         """Of the lane whose number differs in ``other``."""
         raw = int(np.float32(value).view(np.int32))
@@ -307,6 +325,8 @@ def translated(text: str, shared: int) -> tuple[str, list[str]]:
     apart = any("mma_async" in m[3] and "wait_group" not in m[3] for m in ASM.finditer(text))
     text = ASM.sub(through, text)
     text = re.sub(r'call i32 asm "mov\.b32 \$0, (\d+);", "=r"\(\)', r"add i32 \1, 0", text)
+    text = text.replace('call i32 asm sideeffect "mov.u32 $0, %tid.x;", "=r"()', "call i32 @sim_tid()")
+    text = re.sub(r'call void asm sideeffect "red\.[\w.]+\.add\.v4\.f32 [^"]*", "[^"]*"\(', "call void @sim_add(", text)
     text = re.sub(r"addrspacecast ptr addrspace\(3\) (%\S+) to ptr addrspace\(7\)", r"getelementptr i8, ptr \1, i32 0", text)
     text = re.sub(r" addrspace\([137]\)", "", text).replace("ptx_kernel ", "")
     text = re.sub(r' byval\(\[128 x i8\]\) align 64 "nvvm.grid_constant"', "", text)
@@ -332,6 +352,8 @@ def translated(text: str, shared: int) -> tuple[str, list[str]]:
         "cp.async.bulk.wait.group": "drained",
         "fence.proxy.async.shared_cta": "fence",
         "fence.mbarrier_init.release.cluster": "fence",
+        "bar.warp.sync": "warp",
+        "stmatrix.sync.aligned.m8n8.x4.b16.p3": "scatter",
         "setmaxnreg.dec.sync.aligned.u32": "registers",
         "setmaxnreg.inc.sync.aligned.u32": "registers",
     }
@@ -343,6 +365,7 @@ def translated(text: str, shared: int) -> tuple[str, list[str]]:
         if not (line.startswith("declare") and line in declared):
             declared.append(line)
     extra = "declare void @sim_found(ptr, i32)\ndeclare void @sim_multiply(i32, ptr, i64, i64, i32)\n"
+    extra += "declare void @sim_add(ptr, float, float, float, float)\n"
     extra += "declare void @sim_finish(i32, ptr)\ndeclare void @sim_wait(i32, ptr, i32)\n"
     extra += "declare void @sim_start(i32, ptr, i32, ptr, i32, i64, i64)\n"
     return extra + "\n".join(declared), texts
@@ -392,6 +415,9 @@ def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], si
         "sim_commit": made(None, [], m.commit),
         "sim_drained": made(None, [word], m.drained),
         "sim_fence": made(None, [], lambda: None),
+        "sim_warp": made(None, [word], lambda mask: m.meet_warp()),
+        "sim_scatter": made(None, [place, *[word] * 4], m.scatter),
+        "sim_add": made(None, [place, *[number] * 4], m.add),
         "sim_registers": made(None, [word], lambda n: None),
         "sim_multiply": made(None, [word, place, wide, wide, word], m.multiply),
         "sim_finish": made(None, [word, place], m.finish),

@@ -1,0 +1,322 @@
+"""The primitive ``RelayedAcross``: all gradients of attention of 16-bit floats in one kernel, by five products on tensor cores.
+
+    for b { for near in R {                                      # rows of keys: ``attention_gradient.find``
+      weights and slopes of all others; their sums; sums of slopes times keys, added to memory
+    } }
+      →  for g in … block {                                      # each block has 128 rows of keys
+           alloc rows, rows_1 @shared; a fill of each            # k, v
+           for o in … pipeline(2) {                              # 64 or 128 rows of queries at a time
+             alloc others, others_1 @shared; a fill of each      # q and the gradient of the result
+             alloc lse, delta, slopes @shared; lse = …; delta = …
+             scores = rows @ others; sums_1 = rows_1 @ others_1  # ``tiles.TileProduct``: keys are rows, queries columns
+             scores = weights; sums_1 = weights * (sums_1 - delta); held, held_1 = both, rounded
+             slopes = held_1                                     # ``relays.Spread``
+             mixed += held @ others_1; mixed_1 += held_1 @ others
+             across = slopes @ rows; y += across                 # ``relays.Across``
+           }
+           results of mixed
+         }
+
+Weights and slopes stay in registers as left factors of what is added up for keys and values; what queries get goes through shared
+memory and is added in memory by atomic operations, so that its last bits depend on the order of blocks.  Turns under a mask come
+first, in a pipeline of their own.  The schedule is that of FlashAttention-3 (Shah et al., 2024), measured on an H200.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowc.errors import ScheduleError
+from lowc.ir import tiles
+from lowc.ir.index import Axis, Index, constant, depends_on, floordiv, ix, maximum, minimum, mod, split
+from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Kind, Load, Op, Stmt, Store
+from lowc.ir.relays import SPREAD
+from lowc.ir.types import bool_, f32, i32
+from lowc.ir.walk import Substitution, free_atoms, same, with_mask
+from lowc.scheduler.attention import sight
+from lowc.scheduler.attention_gradient import Mix, Side, find
+from lowc.scheduler.contraction import folded
+from lowc.scheduler.nest import numel
+from lowc.scheduler.relay import scaled
+from lowc.scheduler.relay_gradient import GradientTiles, RelayedGradient
+from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL
+from lowc.scheduler.rename import fresh, renewed
+from lowc.scheduler.tile_epilogue import less
+
+GROUPS = 2  # of 128 threads
+FOUR = Kind("vector", 4)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayedAcross:
+    """``axis``: the outermost loop.  ``others``: rows of queries that come at a time, in as many ``stages``; 128 for heads of up
+    to 64, else 64.  Blocks of ``heads`` come before those of others.  ``stagger``: blocks begin at different rows of queries,
+    where they have all of them, so that they add to different places at a time.  ``strips``: how many are in turn where results
+    leave; 0 where threads store."""
+
+    axis: str
+    others: int
+    stages: int
+    heads: int
+    stagger: bool
+    strips: int = 0
+
+
+def relayed_across(loop: For, step: RelayedAcross, taken: set[str]) -> tuple[Stmt, ...]:
+    """``loop``, gradients of attention, by tiles; raises ScheduleError where it is none that tensor cores can do."""
+    side = find(loop)
+    if side is None or side.near is None or side.across is None or len(side.others) != 1:
+        raise ScheduleError(f"the loop over {loop.axis} is no gradient of attention that is added up across rows")
+    made = _Across(side, step, taken)
+    several = constant(numel([a.extent for a in made.batch]))
+    heads = step.heads if several is not None and several % step.heads == 0 else 1
+    return made.grid(False, 0, heads)
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """What weights and slopes are: ``exp(product * factor - lse)`` where ``room`` is positive, and weights times
+    (product - delta)."""
+
+    factor: float
+    room: Index | None
+    lse: Expr
+    delta: Expr
+
+
+class _Across(GradientTiles):
+    def __init__(self, side: Side, step: RelayedAcross, taken: set[str]) -> None:
+        super().__init__(side, RelayedGradient(step.axis, GROUPS, step.others, step.stages), taken)
+        assert side.across is not None
+        self.way, self.across = step, side.across
+        self.spans = [-(-(constant(p.depth.extent) or 0) // tiles.SPAN) for p in side.products]
+        if self.spans != [64 * GROUPS // step.others] * 2 or self.tile_of != [1, 0] or [m.kept for m in side.mixes] != [0, 1]:
+            raise ScheduleError(f"{step.others} others at a time for heads of {self.spans} spans")
+        self.values = _values(side)
+        self.matrix = self.place_of_sums()
+        near, factor = side.products[0].near, self.across.factor
+        there = Substitution({self.across.columns: ix(side.products[0].depth)})
+        if self.across.kept != 1 or self.across.columns.extent != side.products[0].depth.extent:
+            raise ScheduleError("what is added across rows is not of slopes")
+        if not same(there.expr(factor), near):
+            raise ScheduleError("what is added across rows is not of the rows that are multiplied first")
+
+    # ------------------------------------------------------------ where sums are
+
+    def place_of_sums(self) -> Index:
+        """Where the sums of a head begin in memory, which has them as threads do."""
+        store = self.across.body[0]
+        assert isinstance(store, Store)
+        pieces, tall = self.spans[0] * (tiles.SPAN // PIECE), (self.other.extent + 127) // 128 * 2
+        size = tall * pieces * (tiles.GROUP * 4)
+        at = tiles.held_at(ix(self.other), ix(self.across.columns))
+        matrix = ix(0)
+        for axis in self.batch:
+            matrix = matrix * axis.extent + axis
+        expected = matrix * size + ((at[0] * pieces + at[1]) * tiles.GROUP + at[2]) * 4 + at[3]
+        if store.index != (expected,) or store.buffer.shape != (numel([a.extent for a in self.batch]) * size,):
+            raise ScheduleError(f"{store.buffer.name} has sums elsewhere than threads have them")
+        return matrix * size
+
+    # ------------------------------------------------------------ turns
+
+    def tile(self) -> list[Stmt]:
+        body: list[Stmt] = []
+        self.resident: list[Buffer] = []
+        for product, (near, _) in zip(self.side.products, self.factors, strict=True):
+            tile, filled = self.fill("rows", near, self.rows, self.at[self.rows], self.high, product.depth, True)
+            self.resident.append(tile)
+            body.append(filled)
+        self.mixed = [self.local("mixed", (constant(m.columns.extent) or 0) // 2, "add") for m in self.side.mixes]
+        self.held = [self.local("held", self.each, dtype=s.buffer.dtype) for s in self.side.kept]
+        loops = [self.pipeline(masked, first, count) for masked, first, count in self.segments() if constant(count) != 0]
+        body = [*(Alloc(b) for b in self.resident), *self.mixed, *self.held, *body, *loops]
+        return [*body, *(self.taken_out(m, a.buffer) for m, a in zip(self.side.mixes, self.mixed, strict=True))]
+
+    def segments(self) -> list[tuple[bool, Index, Index]]:
+        """(whether some rows are not seen, the first tile of others, how many): those under a mask come first."""
+        size, extent, room = self.step.others, self.other.extent, self.values.room
+        total = (extent + (size - 1)) // size
+        first, near = self.at[self.rows], self.rows.extent
+        begin = whole = ix(0)
+        tail = (constant(near) or 1) % self.high != 0  # rows that there are not, and that others see
+        if room is not None:
+            if constant(split(room, self.other)[0]) != 1:
+                raise ScheduleError(f"queries that see no key from one on: {room}")
+            least = 1 - Substitution({**self.at, self.other: ix(0)}).index(room)
+            most = 1 - Substitution({**self.at, self.rows: first + (self.high - 1), self.other: ix(0)}).index(room)
+            begin = self.named("begin", minimum(total, floordiv(maximum(least, 0), ix(size))))
+            whole = minimum(total, maximum(floordiv(maximum(most, 0) + (size - 1), ix(size)), begin))
+            beyond = constant(Substitution({**self.at, self.rows: near, self.other: extent - 1}).index(room))
+            tail = tail and (beyond is None or beyond > 0)
+        self.tail = tail
+        if tail:  # all of the last block's turns
+            whole = maximum(whole, total * minimum(1, floordiv(first + (self.high - 1), near)))
+        whole = self.named("whole", whole)
+        if room is None and not tail:
+            return [(False, begin, total)]
+        return [(True, begin, whole - begin), (False, whole, total - whole)]
+
+    def pipeline(self, masked: bool, first: Index, count: Index) -> For:
+        size, extent = self.step.others, self.other.extent
+        turn = self.axis(f"{self.other.name}_o", count)
+        number = first + turn
+        if self.way.stagger and self.values.room is None:
+            number = mod(number + floordiv(self.at[self.rows], ix(self.high)), (extent + (size - 1)) // size)
+        start = number * size
+        tiles_of: list[Buffer] = []
+        fills: list[Stmt] = []
+        for product, (_, other) in zip(self.side.products, self.factors, strict=True):
+            tile, filled = self.fill("others", other, self.other, start, size, product.depth, True)
+            tiles_of.append(tile)
+            fills.append(filled)
+        gathered = [self.gather(name, value, start) for name, value in (("lse", self.values.lse), ("delta", self.values.delta))]
+        kept = self.side.kept[1].buffer.dtype
+        shape = (ix(size // tiles.SPAN), ix(self.high), ix(tiles.SPAN))
+        strides = (ix(self.high * tiles.SPAN), ix(tiles.SPAN), ix(1))
+        slopes = Buffer(fresh("slopes", self.taken), kept, shape, strides, "shared")
+        sums = [self.local("sums", self.each, "add").buffer for _ in tiles_of]
+        across = self.local("across", tiles.SPAN // 2, "add").buffer
+        allocs = [*(Alloc(b) for b in tiles_of), *(Alloc(b) for b, _ in gathered), Alloc(slopes)]
+        body: list[Stmt] = [*allocs, *(Alloc(b, "add") for b in (*sums, across)), *fills, *(g for _, g in gathered)]
+        body += [self.first(n, sums[n], tiles_of[n]) for n in range(2)]
+        body += [self.weights(sums[0], gathered[0][0], start, masked), self.slopes_of(sums, gathered[1][0]), *self.rounded(sums)]
+        body.append(self.spread(self.held[1].buffer, slopes))
+        for mix, mixed, which in zip(self.side.mixes, self.mixed, self.tile_of, strict=True):
+            body.append(self.second(mixed.buffer, self.held[mix.kept].buffer, tiles_of[which]))
+        body += [self.third(across, slopes), self.adds(across, number)]
+        return For(turn, tuple(body), Kind("pipeline", self.step.stages))
+
+    def gather(self, name: str, value: Expr, start: Index) -> tuple[Buffer, For]:
+        """What a row of others has, for those of a turn; 0 beyond the last."""
+        t = self.axis("t", self.step.others)
+        buffer = Buffer(fresh(name, self.taken), f32, (t.extent,), (ix(1),), "shared")
+        there = Substitution({**self.at, self.other: start + t})
+        value = with_mask(there.expr(value), less(start + t, self.other.extent), {})
+        if name == "lse":
+            value = Op("mul", (value, _f(math.log2(math.e))), f32)
+        return buffer, self.threaded(t, (Store(buffer, (ix(t),), Op("neg", (value,), f32)),))
+
+    def taken_out(self, mix: Mix, mixed: Buffer) -> For:
+        """The loop over strips that the engine stores, or over threads that store where it cannot."""
+        width = constant(mix.columns.extent) or 0
+        strip = self.axis("c", -(-width // tiles.SPAN))
+        drains = [(s, self.drain(s, strip, mix.columns)) for s in mix.body if isinstance(s, Store)]
+        found = {id(s): made for s, made in drains if made is not None}
+        if not self.way.strips or width % tiles.SPAN or len(found) < len(drains):
+            return self.result(mix, mixed)
+        t, piece = self.axis("t", self.threads), self.axis("j", tiles.SPAN // PIECE)
+        v, h = self.axis("v", 2), self.axis("h", 2)
+        row, within = tiles.row(ix(t), ix(h) * 2), tiles.column(ix(t), ix(piece) * 4 + v)
+        number = (ix(strip) * (tiles.SPAN // PIECE) + piece) * 4 + ix(h) * 2 + v
+        column = ix(strip) * tiles.SPAN + within
+        there = Substitution({**self.at, self.rows: self.at[self.rows] + row, mix.columns: column})
+        there.rename(mix.total.name, Load(mixed, (ix(t), number)))
+        group = floordiv(ix(t), ix(tiles.GROUP))
+        inside: list[Stmt] = []
+        for new, old in zip(renewed(there, mix.body, self.taken), mix.body, strict=True):
+            if isinstance(new, Store):
+                new = Store(found[id(old)][0], (group, row - group * tiles.GROUP_ROWS, within), new.value)
+            inside.append(new)
+        work = self.threaded(t, (For(h, (For(piece, (For(v, tuple(inside), PAIR),), UNROLL),), UNROLL),))
+        allocs, stores = [Alloc(b) for b, _ in found.values()], [d for _, d in found.values()]
+        turns = self.way.strips if (constant(strip.extent) or 1) % self.way.strips == 0 else 1
+        return For(strip, (*allocs, work, *stores), Kind("pipeline", turns))
+
+    # ------------------------------------------------------------ what threads do
+
+    def places(self) -> tuple[Axis, Axis, Axis, Axis, Index]:
+        """Axes over threads, pieces, neighbours, rows; the number of a thread's sum."""
+        t, piece = self.axis("t", self.threads), self.axis("j", self.step.others // PIECE)
+        v, h = self.axis("v", 2), self.axis("h", 2)
+        return t, piece, v, h, ix(piece) * 4 + ix(h) * 2 + v
+
+    def weights(self, scores: Buffer, lse: Buffer, start: Index, masked: bool) -> For:
+        t, piece, v, h, number = self.places()
+        outside: list[Stmt] = []
+        hidden: list[tuple[Expr, Expr]] = []  # a weight is 0 unless the first is less than the second
+        row = self.at[self.rows] + tiles.row(ix(t), ix(0))
+        if masked and self.values.room is not None:
+            there = Substitution({**self.at, self.rows: row, self.other: start + mod(ix(t), ix(4)) * 2})
+            late = self.let("late", FromIndex(-there.index(self.values.room), i32), outside)
+            hidden.append((late, FromIndex(ix(piece) * PIECE + v - ix(h) * 8, i32)))
+        if masked and self.tail:
+            left = self.let("left", FromIndex(self.rows.extent - row, i32), outside)
+            hidden.append((FromIndex(ix(h) * 8, i32), left))
+        shared: list[Stmt] = []
+        off = self.let("off", Load(lse, (tiles.column(ix(t), ix(piece) * 4 + v),)), shared)
+        value: Expr = Op("fma", (Load(scores, (ix(t), number)), _f(self.values.factor * math.log2(math.e)), off), f32)
+        for low, high in hidden:
+            value = Op("select", (Op("lt", (low, high), bool_), value, _f(-math.inf)), f32)
+        store = Store(scores, (ix(t), number), Op("ex2_normal", (value,), f32))
+        return self.threaded(t, (*outside, For(piece, (For(v, (*shared, For(h, (store,), UNROLL)), PAIR),), UNROLL)))
+
+    def slopes_of(self, sums: Sequence[Buffer], delta: Buffer) -> For:
+        t, piece, v, h, number = self.places()
+        shared: list[Stmt] = []
+        off = self.let("off", Load(delta, (tiles.column(ix(t), ix(piece) * 4 + v),)), shared)
+        weight, other = (Load(s, (ix(t), number)) for s in sums)
+        store = Store(sums[1], (ix(t), number), Op("mul", (weight, Op("add", (other, off), f32)), f32))
+        return self.threaded(t, (For(piece, (For(v, (*shared, For(h, (store,), UNROLL)), PAIR),), UNROLL),))
+
+    def spread(self, held: Buffer, slopes: Buffer) -> For:
+        t, n = self.axis("t", self.threads), self.axis("n", self.each)
+        where = tiles.place(slopes, tiles.column(ix(t), ix(n)), tiles.row(ix(t), ix(n)))
+        return self.threaded(t, (For(n, (Store(slopes, where, Load(held, (ix(t), ix(n)))),), Kind("instr", 0, SPREAD)),))
+
+    def third(self, across: Buffer, slopes: Buffer) -> For:
+        t, r, i = self.axis("t", self.threads), self.axis("r", tiles.SPAN // 2), self.axis("i", self.high)
+        row, column = tiles.row(ix(t), ix(r)), tiles.column(ix(t), ix(r))
+        if self.step.others < self.high:
+            row = tiles.row(mod(ix(t), ix(tiles.GROUP)), ix(r))
+            column = column + floordiv(ix(t), ix(tiles.GROUP)) * tiles.SPAN
+        left, right = (Load(b, tiles.place(b, p, ix(i))) for b, p in ((slopes, row), (self.resident[0], column)))
+        return self.instruction(t, r, i, across, left, right)
+
+    def adds(self, across: Buffer, number: Index) -> For:
+        t, piece, v = self.axis("t", self.threads), self.axis("j", tiles.SPAN // PIECE), self.axis("v", 4)
+        store = self.across.body[0]
+        assert isinstance(store, Store)
+        group, thread = floordiv(ix(t), ix(tiles.GROUP)), mod(ix(t), ix(tiles.GROUP))
+        split_ = self.step.others < self.high
+        tile, strip = (number, group * PIECE + piece) if split_ else (number * GROUPS + group, ix(piece))
+        place = ((tile * (self.spans[0] * PIECE) + strip) * tiles.GROUP + thread) * 4 + v
+        index = Substitution(self.at).index(self.matrix) + place
+        add = Store(store.buffer, (index,), Load(across, (ix(t), ix(piece) * 4 + v)), None, "add")
+        return self.threaded(t, (For(piece, (For(v, (add,), FOUR),), UNROLL),))
+
+
+def _f(value: float) -> Const:
+    return Const(value, f32)
+
+
+def _values(side: Side) -> _Values:
+    """Raises ScheduleError for anything but weights of scaled products, and slopes of them."""
+    assert side.near is not None
+    near = side.near.axis
+    weight, slope = (_narrowed(folded(side.lets, s.value)) for s in side.kept)
+    if not isinstance(weight, Op) or weight.name != "exp" or not isinstance(slope, Op) or slope.name != "mul":
+        raise ScheduleError("weights or slopes are something else")
+    exponent, less_ = weight.args[0], slope.args[1]
+    if not same(slope.args[0], weight) or not isinstance(exponent, Op) or not isinstance(less_, Op):
+        raise ScheduleError("slopes are not of the weights")
+    room, score = sight(exponent.args[0])
+    product, factor = scaled(score, side.products[0].total)
+    firsts = (product, less_.args[0])
+    known = all(same(a, p.total) for a, p in zip(firsts, side.products, strict=True))
+    if (exponent.name, less_.name) != ("sub", "sub") or not known:
+        raise ScheduleError("weights are of more than a product, a number and a sum")
+    lse, delta = exponent.args[1], less_.args[1]
+    for value in (lse, delta):
+        axes = free_atoms(value)
+        if value.dtype != f32 or near in axes or any(p.depth in axes for p in side.products):
+            raise ScheduleError("what is taken off is not of rows of queries")
+    if room is not None and any(depends_on(room, f.axis) for f in side.outer if f is not side.near):
+        raise ScheduleError(f"a mask that differs from head to head: {room}")
+    if room is not None and [constant(split(room, a)[0]) for a in (side.others[0], near)] != [1, -1]:
+        raise ScheduleError(f"a mask that is no diagonal: {room}")
+    return _Values(factor, room, lse, delta)
+
+
+def _narrowed(value: Expr) -> Expr:
+    return value.args[0] if isinstance(value, Op) and value.name == "cast" and value.dtype.bits == 16 else value
