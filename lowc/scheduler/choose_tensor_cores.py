@@ -1,8 +1,10 @@
 """Choosing how tensor cores do a contraction.
 
 A product takes rounds of tiles over the multiprocessors.  A tile takes a time for each span of the depth, and a time at its end:
-for what is made of its sums, during which tensor cores wait, unless a second team of threads multiplies meanwhile.  All times are
-in spans of a tile of 128 x 256, which take 1024 cycles if nothing is in the way (docs/design.md section 10).
+for what is made of its sums, during which tensor cores wait, unless a second team of threads multiplies meanwhile.  Factors come
+no faster than memory has them.  Where tiles are few, the depth goes in slices (``slice_depth``), which then cost a kernel that
+adds them up.  All times are in spans of a tile of 128 x 256, which take 1024 cycles if nothing is in the way (docs/design.md
+section 10).
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,10 +12,12 @@ from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
 from lowc.ir import tiles
+from lowc.ir.index import constant
 from lowc.ir.nodes import For, Kernel, Load, Stmt, Store
 from lowc.ir.walk import exprs, parts
 from lowc.scheduler.contraction import Contraction, find, innermost
 from lowc.scheduler.nest import estimate, weight
+from lowc.scheduler.slice_depth import slice_of
 from lowc.scheduler.tensor_cores import TensorCores, narrow
 from lowc.scheduler.tile_epilogue import STRIP
 from lowc.target import Target
@@ -25,6 +29,13 @@ START = 1.5  # until the first tiles are there
 RASTER = 8  # rows of tiles that are done together
 LOADED = 2  # what an element that an epilogue loads costs, in cheap instructions
 ISSUE = 131072  # sums of which a multiprocessor computes one cheap instruction each while a span lasts
+MEMORY = 2.4e6  # bytes that memory moves while a span lasts
+TOGETHER = 0.1  # what is left of the shorter of both where multiplying and reading memory go on at one time
+ADDING = 4.0  # what a kernel that adds up slices takes besides moving them
+DEEP = 4 * tiles.SPAN  # the least that a slice has of the depth
+MOST_SLICES = 32
+PARTS = 64 << 20  # bytes of sums of slices at most
+SAVED = 0.95  # of the time that a product takes in one piece, at most, for slices to be worth it
 TRIES = 4  # ways that are tried, best first, should one not be legal
 
 
@@ -118,9 +129,32 @@ def cost(size: Size, way: Way, processors: int) -> float:
     rounds = -(-blocks // processors)
     multiplied = -(-size.depth // tiles.SPAN) * way.span
     end = way.end + high * wide * size.work / ISSUE
+    come = 2 * size.batch * size.depth * (size.rows + size.columns) / MEMORY
     if way.teams == 1:
-        return START + rounds * (multiplied + end)
-    return START + max(rounds * multiplied + end, -(-rounds // way.teams) * (multiplied + end))
+        work = rounds * (multiplied + end)
+    else:
+        work = max(rounds * multiplied + end, -(-rounds // way.teams) * (multiplied + end))
+    return START + max(come, work) + TOGETHER * min(come, work)
+
+
+def best(size: Size, processors: int) -> tuple[float, int]:
+    """About how long products take at best, and in how many slices of their depth."""
+    whole = min(cost(size, way, processors) for way in WAYS)
+    found, sums = (whole * SAVED, 1), size.batch * size.rows * size.columns
+    for count in range(2, min(MOST_SLICES, size.depth // DEEP, PARTS // (4 * max(1, sums))) + 1):
+        deep = slice_of(size.depth, count)
+        if (count - 1) * deep < size.depth:
+            part = Size(size.batch * count, size.rows, size.columns, deep, 0, 4)
+            time = min(cost(part, way, processors) for way in WAYS) + ADDING + sums * (8 * count + size.stored) / MEMORY
+            found = min(found, (time, count))
+    return found if found[1] > 1 else (whole, 1)
+
+
+def slices(found: Contraction, target: Target) -> int:
+    """In how many slices of its depth a product is done, by a kernel for each tile of each and one that adds them up."""
+    if any(constant(f.axis.extent) is None for f in (*found.outer, found.depth)):
+        return 1
+    return best(size_of(found), target.cores)[1]
 
 
 def size_of(found: Contraction) -> Size:

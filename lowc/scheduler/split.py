@@ -54,6 +54,7 @@ from lowc.scheduler.apply_simt import conflict_of_threads, is_scan, sunk
 from lowc.scheduler.choose_simt import blocks_of_columns, is_column
 from lowc.scheduler.nest import chain, depends, estimate, iterations, nested, numel, one_loop
 from lowc.scheduler.rename import apart, fresh, renewed
+from lowc.scheduler.slice_depth import slice_depth
 from lowc.target import Target
 
 SMALL = 8192  # iterations that one block may do by itself
@@ -100,7 +101,9 @@ class _Splitter:
     def launches(self) -> list[Launch]:
         body = self.step.kernel.body
         kernel, target = self.step.kernel, self.target
-        if choose_tensor_cores.contraction(kernel, target) is not None or choose_attention.ways(kernel, target):
+        if (found := choose_tensor_cores.contraction(kernel, target)) is not None:
+            return self.slices(choose_tensor_cores.slices(found, target))
+        if choose_attention.ways(kernel, target):
             return [self.step]
         if _is_grid(body):
             self.grid(body[0])  # type: ignore[arg-type]
@@ -113,6 +116,14 @@ class _Splitter:
             return [self.step]
         self.cross()
         return [self.launch(number, part) for number, part in enumerate(self.parts)]
+
+    def slices(self, count: int) -> list[Launch]:
+        """The product that the kernel is, its depth in ``count`` slices."""
+        if count < 2:
+            return [self.step]
+        memory, launches = slice_depth(self.step, count, fresh(f"{self.step.kernel.name}_parts", self.taken))
+        self.temps.append(memory)
+        return [*launches]
 
     # ------------------------------------------------------------ parts
 

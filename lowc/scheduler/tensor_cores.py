@@ -43,7 +43,7 @@ from lowc.ir.index import (
 )
 from lowc.ir.nodes import SERIAL, Alloc, Buffer, Expr, For, Kind, Load, Op, Stmt, Store
 from lowc.ir.types import f32
-from lowc.ir.walk import Substitution, both, with_mask, zero_outside
+from lowc.ir.walk import Substitution, both, free_atoms, with_mask, zero_outside
 from lowc.scheduler.contraction import Contraction, contiguous, find
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.rename import coordinate, fresh
@@ -174,6 +174,9 @@ class Tiler:
         """The tile of ``factor``, and the nest that fills it with ``size`` places along ``across``."""
         value = narrow(factor)
         depth = self.found.depth.axis
+        # a slice of a depth is whole spans, and the factor itself says where the depth ends
+        sliced = isinstance(value, Load) and value.mask is not None and depth in free_atoms(value.mask)
+        sliced = sliced and (constant(depth.extent) or 1) % tiles.SPAN == 0
         i, k = self.axis(across.name, tiles.SPAN), self.axis("k", tiles.SPAN)
         if contiguous(factor, across) and not contiguous(factor, depth):
             if size % tiles.SPAN:
@@ -188,7 +191,7 @@ class Tiler:
         at = {**self.at, across: self.at[across] + position, depth: ix(outer) * tiles.SPAN + k}
         value = Substitution(at).expr(value)
         inside: Expr | None = None
-        for axis in (depth, across, *self.batch):
+        for axis in (*(() if sliced else (depth,)), across, *self.batch):
             inside = both(inside, less(at[axis], axis.extent))
         assert inside is not None
         value = with_mask(value, inside, {})
