@@ -41,7 +41,8 @@ def library(target: Target, options: Options) -> Whose:
             return f"lowc's own are for compute capability 9.0, not {target.cpu}"
         if dtype.bits != 16:
             return f"lowc's own are of f16 and bf16, not {dtype}"
-        if len(x) < 2 or len(y) < 2 or any(constant(n) in (0, 1) for n in (*x[-2:], y[-1])):
+        vector = len(x) < 2 or len(y) < 2 or constant(x[-2]) == 1 or constant(y[-1]) == 1
+        if any(constant(n) == 0 for n in (*x, *y)) or (vector and options.matmul != "own"):
             return "no product of two matrices"
         if (lower_bound(x[-1]) or 0) < 1:
             return "its depth may be 0"

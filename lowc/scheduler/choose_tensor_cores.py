@@ -129,7 +129,8 @@ def cost(size: Size, way: Way, processors: int) -> float:
     rounds = -(-blocks // processors)
     multiplied = -(-size.depth // tiles.SPAN) * way.span
     end = way.end + high * wide * size.work / ISSUE
-    come = 2 * size.batch * size.depth * (size.rows + size.columns) / MEMORY
+    moved = 2 * size.depth * (size.rows + size.columns) + size.stored * size.rows * size.columns
+    come = size.batch * moved / MEMORY
     if way.teams == 1:
         work = rounds * (multiplied + end)
     else:
@@ -137,17 +138,27 @@ def cost(size: Size, way: Way, processors: int) -> float:
     return START + max(come, work) + TOGETHER * min(come, work)
 
 
+def plans(size: Size, processors: int) -> Iterator[tuple[float, int, Way]]:
+    """(about how long it takes, slices of the depth, way) of all that can be done with products."""
+    sums = size.batch * size.rows * size.columns
+    for count in range(1, max(1, min(MOST_SLICES, size.depth // DEEP, PARTS // (4 * max(1, sums)))) + 1):
+        deep = slice_of(size.depth, count)
+        if (count - 1) * deep >= size.depth:
+            continue
+        part, added = size, 0.0
+        if count > 1:
+            part = Size(size.batch * count, size.rows, size.columns, deep, 0, 0)
+            added = ADDING + sums * (8 * count + size.stored) / MEMORY
+        for way in WAYS:
+            yield cost(part, way, processors) + added, count, way
+
+
 def best(size: Size, processors: int) -> tuple[float, int]:
     """About how long products take at best, and in how many slices of their depth."""
-    whole = min(cost(size, way, processors) for way in WAYS)
-    found, sums = (whole * SAVED, 1), size.batch * size.rows * size.columns
-    for count in range(2, min(MOST_SLICES, size.depth // DEEP, PARTS // (4 * max(1, sums))) + 1):
-        deep = slice_of(size.depth, count)
-        if (count - 1) * deep < size.depth:
-            part = Size(size.batch * count, size.rows, size.columns, deep, 0, 4)
-            time = min(cost(part, way, processors) for way in WAYS) + ADDING + sums * (8 * count + size.stored) / MEMORY
-            found = min(found, (time, count))
-    return found if found[1] > 1 else (whole, 1)
+    every = [(time, count) for time, count, _ in plans(size, processors)]
+    whole = min(p for p in every if p[1] == 1)
+    divided = min((p for p in every if p[1] > 1), default=whole)
+    return divided if divided[0] < SAVED * whole[0] else whole
 
 
 def slices(found: Contraction, target: Target) -> int:
