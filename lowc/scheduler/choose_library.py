@@ -9,7 +9,7 @@ section 10 has the measurements).
 from collections.abc import Callable, Sequence
 
 from lowc.ir.index import Index, constant, lower_bound
-from lowc.ir.types import DType
+from lowc.ir.types import DType, f32
 from lowc.options import Options
 from lowc.scheduler.choose_tensor_cores import ABILITY, Size, best
 from lowc.target import Target
@@ -39,10 +39,12 @@ def library(target: Target, options: Options) -> Whose:
             return "option numerics='strict'"
         if ABILITY not in target.ops:
             return f"lowc's own are for compute capability 9.0, not {target.cpu}"
-        if dtype.bits != 16:
-            return f"lowc's own are of f16 and bf16, not {dtype}"
+        if dtype.bits != 16 and dtype != f32:
+            return f"lowc's own are of f16, bf16 and f32, not {dtype}"
+        if dtype == f32 and options.matmul != "own":
+            return "lowc's own of f32 are for option matmul='own'"
         vector = len(x) < 2 or len(y) < 2 or constant(x[-2]) == 1 or constant(y[-1]) == 1
-        if any(constant(n) == 0 for n in (*x, *y)) or (vector and options.matmul != "own"):
+        if any(constant(n) == 0 for n in (*x, *y)) or (vector and (dtype == f32 or options.matmul != "own")):
             return "no product of two matrices"
         if (lower_bound(x[-1]) or 0) < 1:
             return "its depth may be 0"

@@ -32,7 +32,7 @@ ISSUE = 131072  # sums of which a multiprocessor computes one cheap instruction 
 MEMORY = 2.4e6  # bytes that memory moves while a span lasts
 TOGETHER = 0.1  # what is left of the shorter of both where multiplying and reading memory go on at one time
 ADDING = 4.0  # what a kernel that adds up slices takes besides moving them
-DEEP = 4 * tiles.SPAN  # the least that a slice has of the depth
+DEEP = 4  # spans of the depth that a slice has at least
 MOST_SLICES = 32
 PARTS = 64 << 20  # bytes of sums of slices at most
 SAVED = 0.95  # of the time that a product takes in one piece, at most, for slices to be worth it
@@ -71,7 +71,7 @@ NARROW = 128  # columns of a tile at most where threads copy: they need register
 @dataclass(frozen=True, slots=True)
 class Size:
     """Of a product: how many there are (``batch``), and ``rows``, ``columns``, ``depth`` of each.  ``work``: what is made of an
-    element of it, in cheap instructions; ``stored``: bytes of what is stored for it."""
+    element of it, in cheap instructions; ``stored``: bytes of what is stored for it; ``width``: bytes of a factor's element."""
 
     batch: int
     rows: int
@@ -79,10 +79,11 @@ class Size:
     depth: int
     work: int = 0
     stored: int = 2
+    width: int = 2
 
 
 def choices(kernel: Kernel, target: Target) -> tuple[TensorCores, ...]:
-    """Ways to do ``kernel`` if that is one contraction of 16-bit factors, best first; none if it is none."""
+    """Ways to do ``kernel`` if that is one contraction for tensor cores, best first; none if it is none."""
     found = contraction(kernel, target)
     if found is None or found.rows is None:
         return ()
@@ -102,7 +103,7 @@ def _steps(found: Contraction, size: Size, way: Way, copies: tuple[str, str], ta
     most = 3 if wide // STRIP == 3 else min(2, wide // STRIP)
     for strips in (most, 1, 0):
         left = SHARED - strips * way.teams * high * STRIP * size.stored
-        stages = min(left // (2 * tiles.SPAN * (high + wide)), 8)
+        stages = min(left // (tiles.LINE * (high + wide)), 8)
         if stages >= LEAST_STAGES:
             axis = found.outer[0].axis.name
             yield TensorCores(axis, way.tile, stages, copies, target.cores, RASTER, way.groups, way.teams, strips)
@@ -127,9 +128,9 @@ def cost(size: Size, way: Way, processors: int) -> float:
     high, wide = way.tile
     blocks = size.batch * -(-size.rows // high) * -(-size.columns // wide)
     rounds = -(-blocks // processors)
-    multiplied = -(-size.depth // tiles.SPAN) * way.span
+    multiplied = -(-size.depth * size.width // tiles.LINE) * way.span
     end = way.end + high * wide * size.work / ISSUE
-    moved = 2 * size.depth * (size.rows + size.columns) + size.stored * size.rows * size.columns
+    moved = size.width * size.depth * (size.rows + size.columns) + size.stored * size.rows * size.columns
     come = size.batch * moved / MEMORY
     if way.teams == 1:
         work = rounds * (multiplied + end)
@@ -140,14 +141,14 @@ def cost(size: Size, way: Way, processors: int) -> float:
 
 def plans(size: Size, processors: int) -> Iterator[tuple[float, int, Way]]:
     """(about how long it takes, slices of the depth, way) of all that can be done with products."""
-    sums = size.batch * size.rows * size.columns
-    for count in range(1, max(1, min(MOST_SLICES, size.depth // DEEP, PARTS // (4 * max(1, sums)))) + 1):
-        deep = slice_of(size.depth, count)
+    sums, span = size.batch * size.rows * size.columns, tiles.LINE // size.width
+    for count in range(1, max(1, min(MOST_SLICES, size.depth // (DEEP * span), PARTS // (4 * max(1, sums)))) + 1):
+        deep = slice_of(size.depth, count, span)
         if (count - 1) * deep >= size.depth:
             continue
         part, added = size, 0.0
         if count > 1:
-            part = Size(size.batch * count, size.rows, size.columns, deep, 0, 0)
+            part = Size(size.batch * count, size.rows, size.columns, deep, 0, 0, size.width)
             added = ADDING + sums * (8 * count + size.stored) / MEMORY
         for way in WAYS:
             yield cost(part, way, processors) + added, count, way
@@ -182,4 +183,4 @@ def size_of(found: Contraction) -> Size:
     work = sum(weight(e, seen) for s in rest for e in exprs(s))
     loaded = {id(p) for s in rest for e in exprs(s) for p in parts(e) if isinstance(p, Load)}
     stored = sum(s.buffer.dtype.bytes for s in rest if isinstance(s, Store))
-    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored)
+    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored, narrow(found.left).dtype.bytes)

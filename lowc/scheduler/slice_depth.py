@@ -26,16 +26,16 @@ from lowc.ir.walk import Substitution, buffers, make_kernel, names, with_mask, z
 from lowc.scheduler.contraction import find, innermost
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.rename import fresh
-from lowc.scheduler.tensor_cores import narrow
+from lowc.scheduler.tensor_cores import narrow, widened
 from lowc.scheduler.tile_epilogue import less
 
 LINE = 4  # sums in 16 bytes: rows of them begin where the copying engine can store
 
 
-def slice_of(depth: int, slices: int) -> int:
+def slice_of(depth: int, slices: int, span: int = tiles.SPAN) -> int:
     """How deep each of ``slices`` is: whole spans."""
-    spans = -(-depth // tiles.SPAN)
-    return -(-spans // slices) * tiles.SPAN
+    spans = -(-depth // span)
+    return -(-spans // slices) * span
 
 
 def slice_depth(step: Launch, slices: int, name: str) -> tuple[Buffer, tuple[Launch, Launch]]:
@@ -49,7 +49,7 @@ def slice_depth(step: Launch, slices: int, name: str) -> tuple[Buffer, tuple[Lau
     depth = constant(found.depth.axis.extent)
     if depth is None or any(constant(f.axis.extent) is None for f in found.outer):
         raise ScheduleError("sizes that only the call tells")
-    each = slice_of(depth, slices)
+    each = slice_of(depth, slices, tiles.span(narrow(found.left).dtype))
     if slices < 2 or (slices - 1) * each >= depth:
         raise ScheduleError(f"no {slices} slices of whole spans in {depth}")
     batch = [f for f in found.outer if f is not found.rows and f is not found.columns]
@@ -89,7 +89,7 @@ def _factor(factor: Expr, inside: Expr | None) -> Expr:
     if inside is None:
         return factor
     value = with_mask(narrow(factor), inside, {})
-    return Op("cast", (value if isinstance(value, Load) else zero_outside(value, inside),), f32)
+    return widened(value if isinstance(value, Load) else zero_outside(value, inside))
 
 
 def _launch(step: Launch, name: str, body: tuple[Stmt, ...], parts: Buffer) -> Launch:

@@ -82,6 +82,15 @@ def test_batches_epilogues_and_any_order_of_threads_against_float64(dtype: str, 
     assert np.abs(found - exact).max() / np.abs(exact).max() < {"bf16": 2**-8, "f16": 2**-11}[dtype]
 
 
+def test_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "slices", lambda found, target: 3)
+    for depth in (192, 200):
+        kernel = product(40, 24, depth, dtype="f32", batch=2)
+        sums, added = launches(kernel)
+        assert keys(sums) == ["tma", "tma", "wgmma", "tma"]
+        np.testing.assert_array_equal(ran(kernel, (sums, added), whole_numbers(kernel)), result(kernel, {}))
+
+
 def test_what_is_computed_into_a_factor_is_0_beyond_the_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A factor that would not be 0 where it is read under a mask: threads copy it."""
     monkeypatch.setattr(choose, "slices", lambda found, target: 2)

@@ -86,6 +86,16 @@ def test_slices_of_the_depth(form: str, depth: int, way: Way, tmp_path: Path, mo
     assert set(re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)) == {("0", "0")}, said
 
 
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.name)
+def test_tf32(way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silu = SILU.replace("f32(bias[j])", "bias[j]")
+    ptx = by(product(4096, 4096, 1024, dtype="f32", result=silu), way, monkeypatch)
+    each = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k8)\.f32\.tf32\.tf32", ptx)
+    assert each == [f"m64n{way.tile[1]}k8"] * (4 * way.tile[0] // (64 * way.groups))
+    clean(assembled(ptx, tmp_path))
+
+
 def test_teams_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each team waits before a tile at a barrier of its own, to which the one before it comes at the end of its multiply-adds."""
     teams = next(w for w in WAYS if w.teams == 2)

@@ -110,3 +110,8 @@ def test_slices_of_the_depth(shape: tuple[int, int, int], form: str) -> None:
     kernel = product(*shape, form, batch=2, dtype="f16")
     _, (sums, _) = slice_depth(Launch(kernel, kernel.params), 3, "out")
     assert differs(sums.kernel, tile=(64, 64), **TEAMS) == 0
+
+
+def test_tf32() -> None:
+    assert differs(product(72, 136, 72, "nt", dtype="f32"), tile=(64, 64), **ALONE) == 0
+    assert differs(product(136, 72, 84, "nt", dtype="f32", batch=2), tile=(128, 64), **TEAMS) == 0
