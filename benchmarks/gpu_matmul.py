@@ -138,50 +138,54 @@ def replayed(call: Callable[[], Any], count: int) -> Graph:
 
 @dataclass
 class Done:
-    """What was chosen for the last product that was compiled."""
+    """What was chosen for the last product that was compiled: slices of the depth and tiles of each of its launches."""
 
     size: choose.Size | None = None
-    slices: int = 1
-    step: TensorCores | None = None
+    slices: list[int] = field(default_factory=list[int])
+    steps: list[TensorCores] = field(default_factory=list[TensorCores])
+    rows: int = 0
 
     @property
     def way(self) -> str:
-        if self.step is None:
-            return ""
-        found = choose.Way(self.step.tile, self.step.groups, self.step.teams, 0.0, 0.0).name
-        return found + (f", {self.slices} slices" if self.slices > 1 else "")
+        names = [choose.Way(s.tile, s.groups, s.teams, 0.0, 0.0).name for s in self.steps]
+        parts = [n + (f", {c} slices" if c > 1 else "") for n, c in zip(names, self.slices, strict=False)]
+        return f"{self.rows} rows: {parts[0]}; {'; '.join(parts[1:])}" if self.rows and parts else "; ".join(parts)
 
 
 @contextmanager
 def watched(done: Done) -> Iterator[None]:
     """While it lasts, ``done`` gets what is chosen for each product."""
-    slices, carried = choose.slices, contract.tensor_cores
+    rows, slices, carried = choose.first_rows, choose.slices, contract.tensor_cores
+
+    def divided(found: Any, target: Any) -> int:
+        done.size, done.slices, done.steps, done.rows = choose.size_of(found), [], [], rows(found, target)
+        return done.rows
 
     def sliced(found: Any, target: Any) -> int:
-        done.size, done.slices = choose.size_of(found), slices(found, target)
-        return done.slices
+        done.slices.append(slices(found, target))
+        return done.slices[-1]
 
     def tiled(loop: Any, step: TensorCores, taken: set[str]) -> Any:
         made = carried(loop, step, taken)
-        done.step = step
+        done.steps.append(step)
         return made
 
-    choose.slices, contract.tensor_cores = sliced, tiled
+    choose.first_rows, choose.slices, contract.tensor_cores = divided, sliced, tiled
     try:
         yield
     finally:
-        choose.slices, contract.tensor_cores = slices, carried
+        choose.first_rows, choose.slices, contract.tensor_cores = rows, slices, carried
 
 
 @contextmanager
 def forced(way: choose.Way, slices: int) -> Iterator[None]:
-    """While it lasts, products are done that way."""
-    every, chosen = choose.WAYS, choose.slices
-    choose.WAYS, choose.slices = (way,), lambda found, target: slices
+    """While it lasts, products are done that way, each as one."""
+    every, rows, chosen = choose.WAYS, choose.first_rows, choose.slices
+    choose.WAYS, choose.first_rows, choose.slices = (way,), lambda found, target: 0, lambda found, target: slices
     try:
         yield
     finally:
-        choose.WAYS, choose.slices = every, chosen
+        choose.WAYS, choose.first_rows, choose.slices = every, rows, chosen
 
 
 def prepared(product: Product, matmul: str) -> Graph:
@@ -315,7 +319,9 @@ def main() -> None:
         if sum(check(d, checked) for d in (torch.bfloat16, torch.float16, torch.float32)):
             sys.exit(1)
         print(f"checks took {time.perf_counter() - began:.0f} s", flush=True)
-    chosen = {n: p for n, p in products(DTYPES[given.dtype]).items() if not parts or any(part in n for part in parts)}
+    every = products(DTYPES[given.dtype])
+    groups = {n.split()[0] for n in every}
+    chosen = {n: p for n, p in every.items() if not parts or any(n.split()[0] == q if q in groups else q in n for q in parts)}
     torch.set_grad_enabled(False)
     if given.ways:
         ways(chosen, given.rounds)

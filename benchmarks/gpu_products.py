@@ -107,6 +107,8 @@ def _slices(add: Callable[..., None], dtype: torch.dtype) -> None:
     add("slices gelu + residual", lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, x, w, b, r)
     add("slices, two results", lambda x, w, b: ((y := F.linear(x, w, b)), y.float().relu()), x, w, b)
     add("slices bmm", torch.bmm, random(6, 64, 4096, dtype=dtype), random(6, 4096, 72, dtype=dtype, scale=1 / 64))
+    for form in ("nt", "tn"):
+        add(f"rows 1700x2600x4100 {form}", mm, laid((1700, 4104), form[0], dtype), laid((4104, 2600), form[1], dtype))
     add("slices odd", mm, random(77, 4099, dtype=dtype), random(4099, 33, dtype=dtype, scale=1 / 64))
 
 
@@ -149,6 +151,7 @@ def products(dtype: torch.dtype) -> dict[str, Product]:
     for m, n, k in [
         (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 1024), (16384, 1024, 4096),
         (8192, 11008, 4096), (512, 4096, 4096), (128, 4096, 4096), (5000, 3000, 2000), (2048, 4096, 4096), (16384, 768, 3072),
+        (2560, 2560, 10240), (1536, 3072, 4096),
     ]:  # fmt: skip
         add(f"mm {m}x{n}x{k}", plain, linear(m, n, k), 2.0 * m * n * k)
     args, flops = linear(4096, 4096, 4096), 2.0 * 4096**3
@@ -178,7 +181,7 @@ def products(dtype: torch.dtype) -> dict[str, Product]:
     found["skinny bias silu 16x11008x4096"] = Product(
         lambda x, w, b: F.silu(F.linear(x, w, b)), sets, 2.0 * 16 * 11008 * 4096, True
     )
-    for m, n, k in ((768, 3072, 16384), (256, 256, 16384), (768, 768, 16384), (1024, 4096, 4096)):
+    for m, n, k in ((768, 3072, 16384), (256, 256, 16384), (768, 768, 16384), (1024, 4096, 4096), (1536, 3072, 16384)):
         x, y = random(k, m, dtype=dtype), random(k, n, dtype=dtype, scale=k**-0.5)
         add(f"wgrad {m}x{n}x{k}", lambda x, y: x.t() @ y, (x, y), 2.0 * m * n * k)
     for b, m, n, k, form in (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from lowc.ir.index import Index, constant, lower_bound
 from lowc.ir.types import DType, f32
 from lowc.options import Options
-from lowc.scheduler.choose_tensor_cores import ABILITY, Size, best
+from lowc.scheduler.choose_tensor_cores import ABILITY, Size, divided
 from lowc.target import Target
 
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
@@ -76,11 +76,11 @@ def _slower(x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bo
 def gain_of(size: Size, followed: bool, in_lines: bool, processors: int) -> float:
     """About how many times as long as lowc's own the library takes, with the pointwise kernel after it."""
     elements = size.batch * size.rows * size.columns
-    theirs = (SPEED if in_lines else BROKEN) * SPAN * best(size, processors)[0]
+    theirs = (SPEED if in_lines else BROKEN) * SPAN * divided(size, processors)[0]
     if followed:
         theirs += POINTWISE + 4 * elements / MEMORY
     work = Size(size.batch, size.rows, size.columns, size.depth, WORK if followed else 0)
-    ours = SPAN * best(work, processors)[0]
+    ours = SPAN * divided(work, processors)[0]
     if not in_lines:
         ours += 2 * POINTWISE + 4 * size.batch * size.depth * (size.rows + size.columns) / COPIED
     return theirs / ours

@@ -8,7 +8,7 @@ section 10).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lowc.errors import ScheduleError
 from lowc.ir import tiles
@@ -35,7 +35,9 @@ ADDING = 4.0  # what a kernel that adds up slices takes besides moving them
 DEEP = 4  # spans of the depth that a slice has at least
 MOST_SLICES = 32
 PARTS = 64 << 20  # bytes of sums of slices at most
-SAVED = 0.95  # of the time that a product takes in one piece, at most, for slices to be worth it
+BESIDE = 2.0  # what a second launch takes beside what is done in it
+FILLED = 0.95  # of the last round, at least, where rows are a launch of their own
+SAVED = 0.95  # of the time that a product takes in one piece, at most, for slices or two launches to be worth it
 TRIES = 4  # ways that are tried, best first, should one not be legal
 
 
@@ -162,11 +164,34 @@ def best(size: Size, processors: int) -> tuple[float, int]:
     return divided if divided[0] < SAVED * whole[0] else whole
 
 
+def divided(size: Size, processors: int) -> tuple[float, int]:
+    """About how long products take at best, and how many of their rows are a launch of their own, which fills all processors for
+    whole rounds of tiles; 0 if all are one product."""
+    whole = best(size, processors)[0]
+    found = whole * SAVED, 0
+    for way in sorted(WAYS, key=lambda way: cost(size, way, processors))[:TRIES]:
+        high, wide = way.tile
+        across = size.batch * -(-size.columns // wide)
+        bands = -(-size.rows // high) * across // processors * processors // across
+        rows = bands * high
+        if 0 < rows < size.rows and bands * across >= FILLED * processors:
+            parts = [best(replace(size, rows=n), processors)[0] for n in (rows, size.rows - rows)]
+            found = min(found, (sum(parts) + BESIDE, rows))
+    return found if found[1] else (whole, 0)
+
+
+def _known(found: Contraction) -> bool:
+    return all(constant(f.axis.extent) is not None for f in (*found.outer, found.depth))
+
+
+def first_rows(found: Contraction, target: Target) -> int:
+    """How many rows of a product are a launch of their own; 0 if all are one."""
+    return divided(size_of(found), target.cores)[1] if _known(found) else 0
+
+
 def slices(found: Contraction, target: Target) -> int:
     """In how many slices of its depth a product is done, by a kernel for each tile of each and one that adds them up."""
-    if any(constant(f.axis.extent) is None for f in (*found.outer, found.depth)):
-        return 1
-    return best(size_of(found), target.cores)[1]
+    return best(size_of(found), target.cores)[1] if _known(found) else 1
 
 
 def size_of(found: Contraction) -> Size:

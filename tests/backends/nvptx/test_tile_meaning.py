@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from lowc.ir.index import evaluate
-from lowc.ir.nodes import Kernel, Launch, Module
+from lowc.ir.nodes import For, Kernel, Launch, Module
 from lowc.ir.numeric import from_storage, to_storage
 from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
+from lowc.ir.walk import statements
+from lowc.scheduler.divide_rows import divide_rows
 from lowc.scheduler.slice_depth import slice_depth
 from tests.scheduler.products import TARGET, product, result, scheduled
 
@@ -110,6 +112,18 @@ def test_slices_of_the_depth(shape: tuple[int, int, int], form: str) -> None:
     kernel = product(*shape, form, batch=2, dtype="f16")
     _, (sums, _) = slice_depth(Launch(kernel, kernel.params), 3, "out")
     assert differs(sums.kernel, tile=(64, 64), **TEAMS) == 0
+
+
+@pytest.mark.parametrize("form", ["nt", "tn"])
+def test_rows_from_somewhere_on(form: str) -> None:
+    """What the second of two launches does of a product: maps of tensors that begin within the buffers."""
+    kernel = product(136, 72, 72, form, dtype="f16")
+    first, second = divide_rows(Launch(kernel, kernel.params), 64)
+    for step, rows in ((first, 64), (second, 72)):
+        done = scheduled(step.kernel, tile=(64, 64), **ALONE)
+        assert [s.kind.key for s in statements(done.body) if isinstance(s, For)].count("tma") == 3
+        assert differs(step.kernel, tile=(64, 64), **ALONE) == 0
+        assert int((~np.isnan(result(step.kernel, {}))).sum()) == rows * 72
 
 
 def test_tf32() -> None:
