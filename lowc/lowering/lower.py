@@ -12,11 +12,12 @@ from lowc.ir import arithmetic, collective
 from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of
 from lowc.ir.index import Index, Symbol, atoms, constant, sole_atom
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
+from lowc.ir.types import f32
 from lowc.lowering import choose_product, collectives
 from lowc.lowering.asked import UNDECIDED, Asked, Attends, Convolves, Decided, Whose
 from lowc.lowering.attention import lines_of
 from lowc.lowering.builder import Builder
-from lowc.lowering.matmul import copied_along
+from lowc.lowering.matmul import along_depth, copied_along
 from lowc.lowering.table import ACTIVATION, COPYING, POINTWISE, SIZES, TABLE
 from lowc.lowering.values import Coords, Value, contiguous_strides, whole
 from lowc.options import Options
@@ -62,6 +63,8 @@ def lower(
         if gpu:
             if any(constant(s) == 0 for v in (x, y) for s in (v.strides or ())[-2:]):
                 return "a factor is expanded"
+            if x.dtype == f32 and not (graph.tf32 and along_depth(x, y)):
+                return "lowc's own of f32 are for where TF32 is allowed, of factors that lie along the depth"
             in_lines = copied_along(x) is not None and copied_along(y) is not None
             return "on a GPU" if library is None else library(x.dtype, x.shape, y.shape, builder.followed, in_lines)
         made = all(y.buffer is not entry for entry in inputs)
@@ -93,7 +96,7 @@ def lower(
     engine = gpu and not alone and library is not None
     builder = Builder(
         taken, gpu, graph.deterministic, atomic=gpu, library=whose, alone=alone, engine=engine, attention=attends,
-        convolution=convolves,
+        convolution=convolves, tf32=engine and graph.tf32,
     )  # fmt: skip
     builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
     builder.used |= {(r.name, r.number) for r in _refs(graph.outputs)}

@@ -34,6 +34,33 @@ def test_meaning_is_kept(shape: tuple[int, int, int], form: str) -> None:
     np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
 
 
+@pytest.mark.parametrize("shape", [(136, 72, 80), (3, 8, 4), (65, 130, 36)], ids=str)
+def test_tf32(shape: tuple[int, int, int]) -> None:
+    """Factors of f32 without their last bits, along the depth, 32 elements in a row of a tile."""
+    kernel = product(*shape, "nt", dtype="f32")
+    done = scheduled(kernel, blocks=2)
+    verify_kernel_threads(done)
+    assert keys(done)[:3] == ["tma", "tma", "wgmma"]
+    found = tiles.pipeline(tiles.pipelines(done.body)[0])
+    assert found is not None
+    assert [str(t.shape[-1]) for t in found.tiles] == ["32", "32"]
+    np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
+
+
+def test_f32_is_not_for_tensor_cores_in_any_other_layout_or_whole() -> None:
+    for shape, form in (((128, 128, 64), "nn"), ((128, 128, 64), "tt"), ((128, 128, 63), "nt")):
+        kernel = product(*shape, form, dtype="f32")
+        with pytest.raises(AssertionError, match="no schedule"):
+            scheduled(kernel)
+        (step,) = machine(kernel).steps  # it has the schedules of any other nest
+        assert isinstance(step, Launch)
+        assert not keys(step.kernel)
+    whole = print_kernel(product(64, 64, 64, dtype="f32"))
+    other = whole.replace("-8192:i32", "-4096:i32")
+    assert other != whole
+    assert choose_tensor_cores.choices(parse_kernel(other), TARGET) == ()
+
+
 TEAMS = {"groups": 1, "teams": 2, "blocks": 2}
 
 

@@ -71,6 +71,32 @@ def test_sizes_of_the_call_and_batches(way: Way, tmp_path: Path, monkeypatch: py
     clean(assembled(by(product(4000, 4096, 512, "nn", batch=12), way, monkeypatch), tmp_path))
 
 
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.name)
+@pytest.mark.parametrize(("form", "depth"), [("nt", 11008), ("tn", 16384)])
+def test_slices_of_the_depth(form: str, depth: int, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way with sums of f32 stored; of 11008 the last of five slices ends beyond the depth."""
+    monkeypatch.setattr(choose_tensor_cores, "WAYS", (way,))
+    monkeypatch.setattr(choose_tensor_cores, "first_rows", lambda found, target: 0)
+    monkeypatch.setattr(choose_tensor_cores, "slices", lambda found, target: 5)
+    module = machine(product(2048, 4096, depth, form, result=SILU))
+    assert len(module.steps) == 2
+    ptx = nvptx.compile_module(module, TARGET, Options()).code.decode()
+    said = assembled(ptx, tmp_path)
+    assert not re.search(r"C75\d\d|[Ww]arning", said), said
+    assert set(re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)) == {("0", "0")}, said
+
+
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.name)
+def test_tf32(way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silu = SILU.replace("f32(bias[j])", "bias[j]")
+    ptx = by(product(4096, 4096, 1024, dtype="f32", result=silu), way, monkeypatch)
+    each = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k8)\.f32\.tf32\.tf32", ptx)
+    assert each == [f"m64n{way.tile[1]}k8"] * (4 * way.tile[0] // (64 * way.groups))
+    clean(assembled(ptx, tmp_path))
+
+
 def test_teams_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each team waits before a tile at a barrier of its own, to which the one before it comes at the end of its multiply-adds."""
     teams = next(w for w in WAYS if w.teams == 2)
