@@ -251,7 +251,7 @@ def near(size: choose.Size, processors: int) -> list[tuple[float, int, choose.Wa
     found: list[tuple[float, int, choose.Way]] = []
     for count in dict.fromkeys(p[1] for p in every):
         found += [p for p in every if p[1] == count][: 4 if count == 1 else 2 if count in (2, 3, 4, 8, 16, every[0][1]) else 0]
-    return sorted((p for p in found if p[0] < 1.5 * every[0][0] or p[1] == 1), key=lambda p: p[0])[:9]
+    return sorted((p for p in found if p[0] < 1.5 * every[0][0] or p[1] == 1), key=lambda p: p[0])[:8]
 
 
 def ways(chosen: dict[str, Product], rounds: int) -> None:

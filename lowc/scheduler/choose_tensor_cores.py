@@ -9,6 +9,7 @@ section 10).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from lowc.errors import ScheduleError
 from lowc.ir import tiles
@@ -24,7 +25,9 @@ from lowc.target import Target
 
 ABILITY = "wgmma"
 SHARED = 226 << 10  # bytes for the ring of tiles and the strips, of the 227 KB that a block may have
+LONG = 2048  # bytes of the depth from which tiles of few columns, whose sums threads store, are for products of few rows
 LEAST_STAGES = 3
+STAGES = 8  # at most; twice as many of narrow tiles, so that as much is under way
 START = 1.5  # until the first tiles are there
 RASTER = 8  # rows of tiles that are done together
 LOADED = 2  # what an element that an epilogue loads costs, in cheap instructions
@@ -64,6 +67,7 @@ WAYS = (
     Way((128, 64), 2, 1, 0.44, 0.6),
     Way((64, 128), 1, 1, 0.40, 0.9),
     Way((64, 64), 1, 1, 0.30, 0.6),
+    Way((64, 32), 1, 1, 0.25, 0.5),
     Way((128, 128), 1, 2, 0.53, 1.1),
     Way((64, 256), 1, 2, 0.60, 1.1),
 )
@@ -105,7 +109,7 @@ def _steps(found: Contraction, size: Size, way: Way, copies: tuple[str, str], ta
     most = 3 if wide // STRIP == 3 else min(2, wide // STRIP)
     for strips in (most, 1, 0):
         left = SHARED - strips * way.teams * high * STRIP * size.stored
-        stages = min(left // (tiles.LINE * (high + wide)), 8)
+        stages = min(left // (tiles.LINE * (high + wide)), STAGES * (2 if wide < STRIP else 1))
         if stages >= LEAST_STAGES:
             axis = found.outer[0].axis.name
             yield TensorCores(axis, way.tile, stages, copies, target.cores, RASTER, way.groups, way.teams, strips)
@@ -128,6 +132,8 @@ def contraction(kernel: Kernel, target: Target) -> Contraction | None:
 def cost(size: Size, way: Way, processors: int) -> float:
     """About how long products take that way."""
     high, wide = way.tile
+    if wide < STRIP and (size.rows > high or size.depth * size.width < LONG):
+        return inf
     blocks = size.batch * -(-size.rows // high) * -(-size.columns // wide)
     rounds = -(-blocks // processors)
     multiplied = -(-size.depth * size.width // tiles.LINE) * way.span

@@ -68,12 +68,13 @@ TEAMS = {"groups": 1, "teams": 2, "blocks": 2}
     "changed",
     [
         {"tile": (128, 128)}, {"tile": (64, 64), "groups": 1}, {"tile": (256, 64)}, {"tile": (128, 192), "strips": 3},
-        {"group": 1}, {"blocks": 1}, {"strips": 0}, {"strips": 1}, {"tile": (128, 64), **TEAMS}, {"tile": (64, 128), **TEAMS},
+        {"tile": (64, 32), "groups": 1}, {"group": 1}, {"blocks": 1}, {"strips": 0}, {"strips": 1},
+        {"tile": (128, 64), **TEAMS}, {"tile": (64, 128), **TEAMS},
     ],
     ids=str,
 )  # fmt: skip
 def test_any_tile_and_grid(changed: dict[str, object]) -> None:
-    kernel = product(200, 136, 72, "nn", result="{s} * {s}")
+    kernel = product(200, 136, 72, "nt" if changed.get("tile") == (64, 32) else "nn", result="{s} * {s}")
     done = scheduled(kernel, **changed)
     verify_kernel_threads(done)
     np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
@@ -238,7 +239,9 @@ def test_every_way_leaves_memory_for_the_ring() -> None:
 
 def test_small_products_have_small_tiles_and_heavy_epilogues_teams() -> None:
     assert chosen(8192, 8192, 8192)[0] == "128x256"
-    assert chosen(64, 4096, 4096)[0] == "64x64"
+    assert chosen(128, 4096, 4096)[0] == "64x64"
+    assert chosen(16, 4096, 4096)[0] == "64x32"
+    assert keys(scheduled(product(16, 4096, 4096, "nn")))[:3] == ["tma", "tma", "wgmma"]  # 32 columns side by side are no tile
     heavy = "{s} * f32(out[i, j]) / ({s} + 1.5) / ({s} + 2.5) / ({s} + 3.5) / ({s} + 4.5)"
     assert "teams" in chosen(16384, 3072, 768, result=heavy)[0]
     assert "teams" in chosen(512, 512, 128, batch=64, form="nn")[0]

@@ -63,6 +63,10 @@ def test_tiles_and_strips(tile: tuple[int, int], given: dict[str, Any]) -> None:
     assert differs(product(136, 200, 136, "nn", dtype="f16", result="{s} * 2.0"), tile=tile, **given) == 0
 
 
+def test_tiles_narrower_than_a_strip() -> None:
+    assert differs(product(72, 72, 136, "nt", dtype="f16"), tile=(64, 32), **ALONE) == 0
+
+
 def test_stages_of_several_rounds_of_the_ring() -> None:
     """A team that passes over more stages than the ring has."""
     assert differs(product(256, 64, 640, "nt", dtype="f16"), tile=(64, 64), **TEAMS) == 0
