@@ -72,13 +72,13 @@ def range_of(name: str, expr: Any, shape_env: Any, is_dim: bool, slack: int = 0)
 
 def _hint(expr: Any, shape_env: Any) -> int | None:
     if isinstance(expr, sympy.Symbol):
-        return _hint_of_symbol(expr, shape_env)
-    hints = {symbol: _hint_of_symbol(symbol, shape_env) for symbol in expr.free_symbols}
+        return hint_of_symbol(expr, shape_env)
+    hints = {symbol: hint_of_symbol(symbol, shape_env) for symbol in expr.free_symbols}
     value = expr.xreplace({symbol: sympy.Integer(hint) for symbol, hint in hints.items() if hint is not None})
     return int(value) if value.is_Integer else None
 
 
-def _hint_of_symbol(symbol: sympy.Symbol, shape_env: Any) -> int | None:
+def hint_of_symbol(symbol: sympy.Symbol, shape_env: Any) -> int | None:
     """The size that ``symbol`` stood for while tracing, or what ``mark_unbacked`` was told; None if its value hangs on data."""
     for known in (shape_env.var_to_hint_override, shape_env.backed_var_to_val):
         if (value := known.get(symbol)) is not None:
