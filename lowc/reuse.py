@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from lowc.cache import key as keys
 from lowc.cache.entry import Damaged
 from lowc.cache.folder import Folder
-from lowc.ir.graph import Graph, device_of
 from lowc.options import Options, with_stream
 from lowc.trace import Trace
 
 if TYPE_CHECKING:
     from lowc.cache.codec import Stored
     from lowc.frontend.unread import Source
+    from lowc.ir.graph import Graph
     from lowc.runtime.linker import Library
     from lowc.runtime.program import Program
 
@@ -53,6 +53,8 @@ def compile_or_reuse(source: "Source", options: Options, folder: Folder | None) 
     with trace.phase("read"):
         graph, constants, repeatable = source.read()
     call: Any = _compiled(graph, constants, options, trace)
+    from lowc.ir.graph import device_of
+
     if key and repeatable and not trace.counters.get("fallbacks"):
         keep(folder, key, call.program, device_of(graph))
     return call
@@ -75,7 +77,7 @@ def lowered_ops(folder: Folder | None) -> Collection[str]:
 OPS = "the ops that lowc has kernels for"
 
 
-def _compiled(graph: Graph, constants: Sequence[Any], options: Options, trace: Trace | None = None) -> Compiled:
+def _compiled(graph: "Graph", constants: Sequence[Any], options: Options, trace: Trace | None = None) -> Compiled:
     from lowc.compiler import compile_graph
 
     return compile_graph(graph, constants, options, trace)

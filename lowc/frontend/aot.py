@@ -8,7 +8,7 @@ counted in ``torch._dynamo.utils.counters["lowc"]``.
 import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -17,25 +17,25 @@ from torch._functorch import config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from lowc.errors import InternalError, LowcError, OptionError
-from lowc.frontend import collectives, ranks
+from lowc.errors import LowcError, OptionError
+from lowc.frontend import ranks
 from lowc.frontend.channels_last import DTYPES, to_channels_last
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
-from lowc.frontend.importer import import_graph
 from lowc.frontend.outside import with_python_values
 from lowc.frontend.random import replace_random_ops
 from lowc.frontend.recompiles import log_recompile
 from lowc.frontend.saved import keep_copies
-from lowc.frontend.subgraphs import calls_functions, compile_pieces
-from lowc.frontend.unread import Reading, Source, constants_of, knowledge, text_of
+from lowc.frontend.unread import Reading, Source, constants_of, text_of
 from lowc.frontend.unused import drop_unused
-from lowc.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from lowc.ir.graph import Graph
 
 log = logging.getLogger("lowc.frontend")
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
-CompileGraph = Callable[[Graph, list[torch.Tensor]], Compiled]
+CompileGraph = Callable[["Graph", list[torch.Tensor]], Compiled]
 CompileSource = Callable[[Source], Compiled]
 
 
@@ -122,9 +122,12 @@ def compile_fx_graph(
 ) -> Compiled:
     """Compiles one functional ATen graph; the result takes a list of inputs, which it may empty, and returns the outputs."""
     drop_unused(gm.graph)
-    if calls_functions(gm):
-        merge_equal_nodes(gm.graph)
-        return _boxed(compile_pieces(gm, lambda piece: compile_fx_graph(piece, name, compile_source, strict=strict)))
+    if any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes):
+        from lowc.frontend.subgraphs import calls_functions, compile_pieces
+
+        if calls_functions(gm):
+            merge_equal_nodes(gm.graph)
+            return _boxed(compile_pieces(gm, lambda piece: compile_fx_graph(piece, name, compile_source, strict=strict)))
     source = Source(name, constants_of(gm), partial(text_of, gm, name), partial(_read, gm, name, strict))
     try:
         with ranks.noted(name):
@@ -146,22 +149,9 @@ def _read_and_compile(compile_graph: Any, source: Source) -> Compiled:
 
 
 def _read(gm: fx.GraphModule, name: str, strict: bool) -> Reading:
-    known, held = knowledge(gm), constants_of(gm)
-    graph, constants = _imported(gm, name, strict)
-    return Reading(graph, constants, known == knowledge(gm) and list(map(id, held)) == list(map(id, constants)))
+    from lowc.frontend.read import read  # half of the frontend, which a process that hits does without
 
-
-def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[torch.Tensor]]:
-    try:
-        merge_equal_nodes(gm.graph)
-        collectives.arrange(gm.graph)
-        return import_graph(gm, name)
-    except LowcError:
-        raise
-    except Exception as error:
-        if strict:
-            raise
-        raise InternalError(error) from error
+    return read(gm, name, strict)
 
 
 def _partition(

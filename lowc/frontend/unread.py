@@ -16,7 +16,7 @@ lines, and determinism.  What has no text here has no key: it is read and compil
 import operator
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
 import torch
@@ -24,15 +24,17 @@ from torch import Tensor, fx
 
 from lowc.frontend.cse import storage_of
 from lowc.frontend.outside import is_object
-from lowc.frontend.shapes import hint_of_symbol, numbers
 from lowc.frontend.source import user_line
-from lowc.ir.graph import Graph
+from lowc.frontend.symbols import SYMBOLIC, hint_of_symbol, numbers
+
+if TYPE_CHECKING:
+    from lowc.ir.graph import Graph
 
 
 class Reading(NamedTuple):
     """``repeatable``: whether a graph of the same text can do without: reading has told torch nothing about sizes."""
 
-    graph: Graph
+    graph: "Graph"
     constants: list[Tensor]
     repeatable: bool
 
@@ -67,7 +69,7 @@ def knowledge(gm: fx.GraphModule) -> object:
         value = node.meta.get("val")
         for each in value if isinstance(value, tuple | list) else (value,):
             for number in numbers(each):
-                if isinstance(number, _SYMBOLIC):
+                if isinstance(number, SYMBOLIC):
                     env: Any = number.node.shape_env
                     asserts = sum(map(len, env.deferred_runtime_asserts.values()))
                     return len(env.guards), len(env.replacements), dict(env.var_to_range), asserts
@@ -78,7 +80,6 @@ class _NoTextError(Exception):
     """Something that has no text here."""
 
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _AS_WRITTEN = frozenset({bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None)})
 _TORCHS_OWN = frozenset({"aten", "prims"})
 _ABSENT = object()
@@ -118,7 +119,7 @@ class _Printer:
                 args += "".join([f", {key}={self._arg(arg)}" for key, arg in node.kwargs.items()])
             what = f"{self._target(node.target)}({args})"
         elif op == "placeholder":
-            if not node.users and not isinstance(value, (Tensor, *_SYMBOLIC)):
+            if not node.users and not isinstance(value, (Tensor, *SYMBOLIC)):
                 value = None  # torch.export has written down what a float or a string was
             what = f"placeholder{self._alias(node, value)}"
         elif op == "get_attr" and isinstance(held := _attribute(self._gm, node), Tensor):
@@ -166,7 +167,7 @@ class _Printer:
             return _number(arg)
         if kind in _AS_WRITTEN:
             return repr(arg)
-        if isinstance(arg, _SYMBOLIC):
+        if isinstance(arg, SYMBOLIC):
             return self._expression(arg)
         if isinstance(arg, torch._ops.OpOverload):
             return self._target(arg)

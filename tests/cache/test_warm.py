@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lowc.frontend import aot, wrapped
+from lowc.frontend import read, wrapped
 
 Make = Callable[[], Callable[..., Any]]
 
@@ -17,13 +17,13 @@ Make = Callable[[], Callable[..., Any]]
 def readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the graphs that have been read."""
     found: list[str] = []
-    real = aot.import_graph
+    real = read.import_graph
 
-    def read(gm: Any, name: str) -> Any:
+    def reads(gm: Any, name: str) -> Any:
         found.append(name)
         return real(gm, name)
 
-    monkeypatch.setattr(aot, "import_graph", read)
+    monkeypatch.setattr(read, "import_graph", reads)
     yield found
 
 
@@ -160,14 +160,14 @@ def test_what_reading_tells_torch_of_sizes_is_told_in_each_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readings: list[str]
 ) -> None:
     """A reader that asked about sizes would add guards; nobody who hits would."""
-    real = aot.import_graph
+    real = read.import_graph
 
     def asks(gm: Any, name: str) -> Any:
         values = [node.meta.get("val") for node in gm.graph.nodes]
         assert any(bool(v.shape[0] < 100) for v in values if isinstance(v, Tensor) and v.dim())
         return real(gm, name)
 
-    monkeypatch.setattr(aot, "import_graph", asks)
+    monkeypatch.setattr(read, "import_graph", asks)
     for _ in range(2):
         readings.clear()
         process(softmax, (X,), tmp_path, dynamic=True)
