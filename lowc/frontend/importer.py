@@ -327,7 +327,7 @@ def _tensor_meta(value: torch.Tensor, symbols: Mapping[Any, Symbol]) -> TensorMe
 def _fixed_meta(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, device: torch.device
 ) -> TensorMeta:
-    """One object for all values of a type: the layers of a model repeat few of them, and each is printed for the key."""
+    """One object for all values of a type: the layers of a model repeat few of them."""
     return TensorMeta(dtype_of(dtype), tuple(map(ix, shape)), tuple(map(ix, strides)), ix(offset), str(device))
 
 

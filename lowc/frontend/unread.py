@@ -13,6 +13,7 @@ lines, and determinism.  What has no text here has no key: it is read and compil
     #1: line model.py:3 in f: return x.exp()
 """
 
+import logging
 import operator
 import struct
 from collections.abc import Callable
@@ -29,6 +30,8 @@ from lowc.frontend.symbols import SYMBOLIC, hint_of_symbol, numbers
 
 if TYPE_CHECKING:
     from lowc.ir.graph import Graph
+
+log = logging.getLogger("lowc.cache")
 
 
 class Reading(NamedTuple):
@@ -54,7 +57,11 @@ def text_of(gm: fx.GraphModule, name: str) -> tuple[str, list[str]]:
     try:
         return _Printer(gm).text(name)
     except _NoTextError:
-        return "", []
+        pass
+    except Exception as error:  # a bug, but none that should stop anybody
+        log.warning("a graph is not looked up in the cache: %s: %s", type(error).__name__, error)
+        log.debug("the reason in full", exc_info=True)
+    return "", []
 
 
 def constants_of(gm: fx.GraphModule) -> list[Tensor]:
@@ -70,7 +77,7 @@ def knowledge(gm: fx.GraphModule) -> object:
         for each in value if isinstance(value, tuple | list) else (value,):
             for number in numbers(each):
                 if isinstance(number, SYMBOLIC):
-                    env: Any = number.node.shape_env
+                    env = number.node.shape_env
                     asserts = sum(map(len, env.deferred_runtime_asserts.values()))
                     return len(env.guards), len(env.replacements), dict(env.var_to_range), asserts
     return None
@@ -119,7 +126,7 @@ class _Printer:
                 args += "".join([f", {key}={self._arg(arg)}" for key, arg in node.kwargs.items()])
             what = f"{self._target(node.target)}({args})"
         elif op == "placeholder":
-            if not node.users and not isinstance(value, (Tensor, *SYMBOLIC)):
+            if not node.users and not isinstance(value, (Tensor, int, *SYMBOLIC)):
                 value = None  # torch.export has written down what a float or a string was
             what = f"placeholder{self._alias(node, value)}"
         elif op == "get_attr" and isinstance(held := _attribute(self._gm, node), Tensor):
@@ -221,7 +228,11 @@ class _Printer:
 def _symbol(symbol: Any, env: Any) -> str:
     """What reading asks the ShapeEnv about a symbol: its range, and its value while tracing."""
     bounds = env.bound_sympy(symbol)
-    return f"{sympy.srepr(symbol)}: {bounds.lower} .. {bounds.upper} ~ {hint_of_symbol(symbol, env)}"
+    try:
+        hint = hint_of_symbol(symbol, env)
+    except (ValueError, OverflowError):
+        hint = "none"  # a float that is infinite or NaN
+    return f"{sympy.srepr(symbol)}: {sympy.srepr(bounds.lower)} .. {sympy.srepr(bounds.upper)} ~ {hint}"
 
 
 def _number(value: complex) -> str:

@@ -60,6 +60,10 @@ class Made:
         self.nodes[name] = node
         return node
 
+    def placeholder(self) -> fx.Node:
+        with self.gm.graph.inserting_after(self.nodes["z"]):
+            return self.gm.graph.placeholder("w")
+
     def text(self) -> str:
         return unread.text_of(self.gm, "inference")[0]
 
@@ -161,6 +165,9 @@ CHANGES: dict[str, Callable[[Made], Any]] = {
     "one of several": lambda m: m.val("exp", (m.fake(4, 5),)),
     "number as a type": lambda m: m.val("exp", 4),
     "type of the second": lambda m: m.val("var", (m.fake(4), m.fake(5))),
+    "an input that nobody uses": lambda m: m.add("w", m.placeholder(), None),
+    "an int that nobody uses": lambda m: m.add("w", m.placeholder(), 3),
+    "another": lambda m: m.add("w", m.placeholder(), 4),
     "type of an input": lambda m: m.val("y", m.fake(4, 5, dtype=torch.bfloat16)),
     "order of inputs": reordered,
     "shared memory": shared,
