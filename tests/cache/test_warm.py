@@ -99,7 +99,6 @@ def narrow() -> nn.Module:
 X = torch.linspace(-2, 2, 40).view(8, 5)
 IMAGES = torch.randn(2, 3, 7, 7, generator=torch.Generator().manual_seed(0))
 CASES: dict[str, tuple[Make, tuple[Any, ...], dict[str, Any]]] = {
-    "inference": (softmax, (X,), {}),
     "training": (mlp, (X.clone().requires_grad_(),), {}),
     "convolutions": (convolutions, (IMAGES.clone().requires_grad_(),), {}),
     "bf16 convolution": (narrow, (IMAGES.bfloat16(),), {}),
@@ -109,7 +108,6 @@ CASES: dict[str, tuple[Make, tuple[Any, ...], dict[str, Any]]] = {
     "functions": (calls, (X,), {}),
     "dynamic": (mlp, (X.clone().requires_grad_(),), {"dynamic": True}),
     "sizes": (sizes, (X,), {"dynamic": True}),
-    "floats": (items, (X, 1.5), {"dynamic": True}),
     "infinite floats": (items, (X, float("inf")), {"dynamic": True}),
 }  # fmt: skip
 
