@@ -12,7 +12,7 @@ class Target:
     have.  ``cores``: logical processors, or SMs.  ``ops``: hardware abilities the legaliser asks for by name, of "fma",
     "scalef", "masked" (cheap masked loads and stores), "gather", "f16c", "avx512bf16", "rarely" (the op, by a branch),
     "narrow_atomics" (reducing stores to f16 and bf16), "ex2" (2**x and 1/x as instructions, a few units in the last place off),
-    "libm" (maths of f64 by the C library), "wgmma" (products of tiles of 16-bit floats, and an engine that copies tiles).
+    "wgmma" (products of tiles of 16-bit floats, and an engine that copies tiles).
     """
 
     kind: str

@@ -86,16 +86,16 @@ DOUBLE_FUSED: dict[str, Callable[..., Expr]] = {
     "erfc": maths_double.erfc,
     "pow": maths_double.pow,
 }
-# on targets with branches that leave large arguments to the C library
+# without fma, on targets with branches, which leave large arguments to the C library
 DOUBLE_WITH_BRANCHES = frozenset({"sin", "cos", "tan"})
 
 
 def expand_f64(name: str, args: tuple[Expr, ...], emit: Emit) -> Expr | None:
     """The same for f64; None where the op stays, for the backend to call the C library."""
-    if name in DOUBLE or (emit.branches and emit.library and name in DOUBLE_WITH_BRANCHES):
-        return UNARY[name](emit, emit.let(args[0]))
-    if emit.fused and not emit.library and name in DOUBLE_FUSED:
+    if emit.fused and name in DOUBLE_FUSED:
         return DOUBLE_FUSED[name](emit, *[emit.let(a) for a in args])
+    if name in DOUBLE or (emit.branches and name in DOUBLE_WITH_BRANCHES):
+        return UNARY[name](emit, emit.let(args[0]))
     return None
 
 

@@ -24,7 +24,7 @@ Operand = Expr | float | int
 class Emit:
     """Builds ops and collects the Lets they need.  ``abilities`` is ``Target.ops``; ``taken`` are names not to be used."""
 
-    __slots__ = ("_count", "_names", "_taken", "abilities", "approximate", "branches", "fused", "library", "scales", "statements")
+    __slots__ = ("_count", "_names", "_taken", "abilities", "approximate", "branches", "fused", "scales", "statements")
 
     def __init__(self, abilities: frozenset[str], taken: set[str]) -> None:
         self.statements: list[Let] = []
@@ -33,7 +33,6 @@ class Emit:
         self.fused = "fma" in abilities
         self.scales = "scalef" in abilities
         self.approximate = "ex2" in abilities
-        self.library = "libm" in abilities
         self._taken = taken
         self._count = 0
         self._names = True

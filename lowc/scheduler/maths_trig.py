@@ -14,11 +14,11 @@ LARGE_DOUBLE = 2.0**20
 def _reduced(e: Emit, x: Expr, finish: Callable[[Emit, Expr, Expr | None, Expr], Expr], name: str) -> Expr:
     """finish(r, low, n), where |x| - r - low is n * pi/2 modulo 2 pi; two bits of the unsigned n count; r is NaN for inf and NaN.
 
-    In f64 the op ``name`` itself (of the C library), where there is one, does the large arguments.
+    In f64 without fma the op ``name`` itself (of the C library) does the large arguments.
     """
     magnitude = e.let(e.abs(x))
     near = maths_reduce.small(e, magnitude)
-    if x.dtype.bits == 64 and e.library:
+    if x.dtype.bits == 64 and not e.fused:
         return e.rarely(e.gt(magnitude, LARGE_DOUBLE), Op(name, (x,), x.dtype), finish(e, *_named(e, near)))
     bits = e.let(e.unsigned_bits(magnitude))
     least, infinite = (0x48800000, 0x7F800000) if x.dtype.bits == 32 else (0x413 << 52, 0x7FF << 52)

@@ -174,7 +174,7 @@ def test_maths_becomes_lets_before_the_statement() -> None:
     assert lines[0] == "t0 = a[i] - b[i]"
     assert lines[-1].startswith("out[i] = select(t1, 0.0, ldexp(")
     assert body(one("f64", "out[i] = erf(a[i])"), "sse2") == "out[i] = erf(a[i])"
-    # without a C library there is always an expansion
+    # with fma there is always an expansion
     assert not MATHS & {o.name for o in ops_of(legal(one("f64", "out[i] = erf(a[i])")))}
 
 

@@ -21,9 +21,9 @@ LEVELS: dict[str, tuple[tuple[str, ...], str, int, int]] = {
     "sse2": (("sse2",), "x86-64", 128, 16),
 }
 ABILITIES: dict[str, tuple[str, ...]] = {
-    "avx512": ("fma", "scalef", "masked", "gather", "f16c", "round", "rarely", "libm"),
-    "avx2": ("fma", "masked", "f16c", "round", "rarely", "libm"),
-    "sse2": ("rarely", "libm"),
+    "avx512": ("fma", "scalef", "masked", "gather", "f16c", "round", "rarely"),
+    "avx2": ("fma", "masked", "f16c", "round", "rarely"),
+    "sse2": ("rarely",),
 }
 
 
