@@ -15,17 +15,17 @@ Reduced = tuple[Expr, Expr | None, Expr]
 """(r, what is to be added to r or None, n)."""
 
 
-def small(e: Emit, magnitude: Expr) -> Reduced:
-    """Of ``magnitude`` < 2**18 (f64: 2**20), inf and NaN."""
-    if magnitude.dtype.bits == 64 and e.fused:
-        return _small_double(e, magnitude)
+def small(e: Emit, magnitude: Expr, as_pair: bool = False) -> Reduced:
+    """Of ``magnitude`` < 2**18 (f64: 2**20), inf and NaN; ``as_pair``: in f64 with fma, where r alone has an error of a unit."""
+    if as_pair and magnitude.dtype.bits == 64 and e.fused:
+        return _small_pair(e, magnitude)
     single = magnitude.dtype.bits == 32
     n, t = e.nearest(magnitude, tables.TWO_OVER_PI if single else tables.TWO_OVER_PI_WIDE)
     r = magnitude
     if single and not e.fused:
         n, r = e.let(e.cast(n, f64)), e.cast(magnitude, f64)
     if e.fused:
-        parts = tables.HALF_PI
+        parts = tables.HALF_PI if single else tables.HALF_PI_DOUBLE
     else:
         parts = tables.HALF_PI_WIDE if single else tables.HALF_PI_SHORT
     for part in parts:
@@ -33,7 +33,7 @@ def small(e: Emit, magnitude: Expr) -> Reduced:
     return e.cast(r, f32) if single and not e.fused else r, None, e.unsigned_bits(t)
 
 
-def _small_double(e: Emit, magnitude: Expr) -> Reduced:
+def _small_pair(e: Emit, magnitude: Expr) -> Reduced:
     n, t = e.nearest(magnitude, tables.TWO_OVER_PI_WIDE)
     first, second, third = tables.HALF_PI_DOUBLE
     rest = e.let(e.mad(n, -first, magnitude))  # exact: a multiple of 2**-53 below 1

@@ -17,7 +17,7 @@ def _reduced(e: Emit, x: Expr, finish: Callable[[Emit, Expr, Expr | None, Expr],
     In f64 without fma the op ``name`` itself (of the C library) does the large arguments.
     """
     magnitude = e.let(e.abs(x))
-    near = maths_reduce.small(e, magnitude)
+    near = maths_reduce.small(e, magnitude, as_pair=name == "tan")
     if x.dtype.bits == 64 and not e.fused:
         return e.rarely(e.gt(magnitude, LARGE_DOUBLE), Op(name, (x,), x.dtype), finish(e, *_named(e, near)))
     bits = e.let(e.unsigned_bits(magnitude))
