@@ -146,3 +146,27 @@ def test_times_are_compared() -> None:
     x = torch.rand(3).as_strided((2, 2), (1, 1))
     assert made.ratio(call(0.001), call(0.02), [x]) > 2
     assert all(len(inputs) == 1 and inputs[0] is x for inputs in seen)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_choices_are_measured_on_a_gpu() -> None:
+    """By the clock, whoever wins: results are right, and what was drawn meanwhile is put back."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = F.gelu(x @ w).view(2, 4, 512, 64)
+        return F.dropout(F.scaled_dot_product_attention(y, y, y, is_causal=True), 0.5)
+
+    torch.manual_seed(1)
+    x, w = (torch.randn(n, 256, dtype=torch.bfloat16, device="cuda") for n in (1024, 256))
+    report = compile_all(f, (x, w), parse("max-autotune", {"strict_errors": True}), backward=False)
+    assert report.graphs[0].decided.own or report.graphs[0].decided.left
+    torch.manual_seed(2)
+    ours = compiled(f)(x, w)
+    kept = ours != 0
+    assert 0.4 < kept.double().mean() < 0.6
+    y = F.gelu(x.double() @ w.double()).view(2, 4, 512, 64)
+    wide = 2 * F.scaled_dot_product_attention(y, y, y, is_causal=True)
+    assert ((ours.double() - wide)[kept].abs() <= 0.02 * wide.abs().max()).all()
+    torch.manual_seed(2)
+    assert torch.equal(compiled(f)(x, w) != 0, kept)
