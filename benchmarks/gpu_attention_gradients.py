@@ -64,11 +64,12 @@ def exact(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, causal: bool) -> Gradie
     """In float64."""
     wide = [t.double().requires_grad_() for t in (q, k, v)]
     with torch.enable_grad():
-        scores = wide[0] @ wide[1].mT * q.shape[-1] ** -0.5
+        keys, values = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in wide[1:])
+        scores = wide[0] @ keys.mT * q.shape[-1] ** -0.5
         if causal:
             hidden = torch.ones(scores.shape[-2:], device="cuda", dtype=torch.bool).triu(1)
             scores = scores.masked_fill(hidden, -math.inf)
-        result = scores.softmax(-1) @ wide[2]
+        result = scores.softmax(-1) @ values
     found = torch.autograd.grad(result, wide, grad.double())
     return found[0], found[1], found[2]
 
@@ -101,6 +102,7 @@ def checks(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Tensor, Tensor, Tens
         heads = random(2, 500, 3, 4, 64, dtype=dtype)
         q, k, v = (heads[:, :, n].transpose(1, 2) for n in range(3))
         yield "one tensor of all", (q, k, v), True
+        yield "4 heads of queries, 2 of keys", qkv(2, 4, 300, 128, dtype, shared=2), True
 
 
 def check(dtype: torch.dtype) -> int:

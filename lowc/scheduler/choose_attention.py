@@ -131,7 +131,7 @@ def library(target: Target, options: Options) -> Whose:
             return "rows of a factor begin at no multiple of 16 bytes"
         if constant(q[-2]) in (0, 1) or constant(k[-2]) in (0, 1):
             return "one query, or one key"
-        if wanted not in ("result", "sums") and (q[1] != k[1] or (constant(q[-1]) or 0) + (constant(v[-1]) or 0) > WIDEST):
+        if wanted == "gradients" and (q[1] != k[1] or (constant(q[-1]) or 0) + (constant(v[-1]) or 0) > WIDEST):
             return f"heads that share keys, or of {q[-1]} and {v[-1]}; lowc's own gradients have {WIDEST} columns together"
         if options.attention == "own":
             return ""
@@ -144,7 +144,7 @@ def library(target: Target, options: Options) -> Whose:
 
 def _not_across(q: Sequence[Index], k: Sequence[Index], v: Sequence[Index], biased: bool, target: Target) -> str:
     """Why gradients of queries are made by a kernel of their own; "" if those of keys and values make them as well."""
-    if ABILITY not in target.ops or biased or q[1] != k[1]:
+    if ABILITY not in target.ops or biased:
         return "rows of keys do not add to gradients of queries"
     deep, wide = constant(q[-1]) or WIDEST, constant(v[-1]) or WIDEST
     if max(deep, wide) > 2 * THIN or -(-deep // THIN) != -(-wide // THIN):

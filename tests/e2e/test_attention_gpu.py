@@ -117,10 +117,29 @@ def differentiated(function: Callable[..., Tensor], options: dict[str, Any], *ar
 
 
 def test_gradients_by_atens_backward_pass(chosen: list[Any]) -> None:
-    """The sums that lowc's own kernel stores are what ATen's backward pass wants: heads that share keys are ATen's there."""
+    """The sums that lowc's own kernel stores are what ATen's backward pass wants: wide heads are ATen's there."""
+    attend = partial(F.scaled_dot_product_attention, is_causal=True)
+    differentiated(lambda q, k, v: attend(q, k, v), OWN, *tensors(2, 4, 640, 256))
+    assert chosen
+
+
+def test_gradients_of_heads_that_share_keys() -> None:
     attend = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
     differentiated(lambda q, k, v: attend(q, k, v), OWN, *tensors(2, 4, 640, 64, shared=2))
-    assert chosen
+
+
+def test_gradients_by_deterministic_algorithms() -> None:
+    """The same bits each time."""
+    args = [t.requires_grad_() for t in tensors(2, 3, 640, 64)]
+    weight = torch.randn_like(args[0])
+    torch.use_deterministic_algorithms(True)
+    try:
+        compiled = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), backend="lowc", options=OWN)
+        found = [torch.autograd.grad(compiled(*args), args, weight) for _ in range(4)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 @pytest.mark.parametrize(("deep", "causal", "rows"), [(64, True, 640), (64, False, 700), (128, True, 777), (128, False, 256)])
