@@ -148,12 +148,10 @@ def _of_all(b: Builder, found: Backward, delta: Value, results: tuple[Value, Val
 
 
 def _settled(b: Builder, asked: Attention, sums: Value, result: Value) -> None:
-    """Gradients of queries from their ``sums``, in the order in which both have neighbours: two columns at a time."""
-    batch, heads, rows, deep = asked.q.shape
-    with b.kernel(), b.loops((batch, heads, rows, deep // 8, ix(4), ix(2)), range(6)) as (n, h, i, c, pair, v):
-        column = c * 8 + pair * 2 + v
-        total = b.load(sums, (n, h, *tiles.held_at(i, column)))
-        b.store(result, (n, h, i, column), op("mul", total, scale_of(asked, accumulate_dtype(asked.q.dtype))))
+    """Gradients of queries from their ``sums``."""
+    with b.kernel(), b.loops(asked.q.shape, range(4)) as (n, h, i, d):
+        total = b.load(sums, (n, h, *tiles.held_at(i, d)))
+        b.store(result, (n, h, i, d), op("mul", total, scale_of(asked, accumulate_dtype(asked.q.dtype))))
 
 
 def _zeros(b: Builder, asked: Attention) -> Value:
