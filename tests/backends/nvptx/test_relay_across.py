@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from lowc.errors import ScheduleError
+from lowc.errors import ScheduleError, VerifyError
+from lowc.ir import relays
 from lowc.ir.index import Axis, evaluate, ix
 from lowc.ir.nodes import Kernel, Launch
 from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
 from lowc.ir.tiles import column, held_at, row
+from lowc.ir.verify_gpu import verify_kernel_threads
 from lowc.ir.walk import buffers, make_kernel
 from lowc.options import Options
 from lowc.scheduler import choose_attention, contract
@@ -132,3 +134,16 @@ def test_what_is_none_is_refused() -> None:
         contract.apply(biased, RelayedAcross("r", 128, 2, 1, True))
     with pytest.raises(ScheduleError, match="at a time"):
         contract.apply(gradients((1, 1, 64, 64, 64), "a", dtype="bf16"), RelayedAcross("r", 64, 2, 1, True))
+
+
+def test_what_is_spread_is_read_by_products_alone() -> None:
+    (step,) = machine(by_tiles(gradients((1, 1, 128, 128, 64), "a", dtype="bf16"))).steps
+    assert isinstance(step, Launch)
+    verify_kernel_threads(step.kernel)
+    found = relays.relay(relays.block_body(step.kernel.body))
+    assert found is not None
+    assert found.turns[0].across is not None
+    read = f"f32({found.turns[0].across.spread.tile.name}[0, 0, 0])"
+    wrong = print_kernel(step.kernel).replace("= ex2_normal(", f"= {read} * ex2_normal(", 1)
+    with pytest.raises(VerifyError, match="read by threads"):
+        verify_kernel_threads(parse_kernel(wrong))
