@@ -3,7 +3,7 @@ without spills and without serialising it, and it computes what it should where 
 may."""
 
 import shutil
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +100,18 @@ def test_the_simulator_notices_a_missing_wait(what: str, monkeypatch: pytest.Mon
         return at
 
     def late(machine: Any, *args: Any) -> None:
-        if machine.local.thread >= 128:
-            time.sleep(0.05)
+        if machine.local.thread >= 128 and what == "spread":
+            added.wait(60.0)  # one group spreads when the other is done with what both spread
         scatter(machine, *args)
 
-    scatter = tile_simulator.Machine.scatter
-    monkeypatch.setattr(tile_simulator.Machine, "scatter", late)  # one group is later than the other
+    def noted_add(machine: Any, *args: Any) -> None:
+        added.set()
+        add(machine, *args)
+
+    added = threading.Event()
+    scatter, add = tile_simulator.Machine.scatter, tile_simulator.Machine.add
+    monkeypatch.setattr(tile_simulator.Machine, "scatter", late)
+    monkeypatch.setattr(tile_simulator.Machine, "add", noted_add)
     monkeypatch.setattr(relay.RelayRing, what, noted)
     monkeypatch.setattr(relay.barriers, "wait", lambda t, barrier, phase: None if barrier in skipped else real(t, barrier, phase))
     with pytest.raises(AssertionError):
