@@ -1,12 +1,14 @@
 """Matrix products on a GPU: lowc's own kernels beside the library's (cuBLAS through ATen), in turn in one process.
 
-    python -m benchmarks.gpu_matmul [--check] [--ways] [--only 4096,bmm] [--dtype bf16] [--rounds 7] [--name h200]
+    python -m benchmarks.gpu_matmul [--check] [--ways] [--only 4096,bmm] [--dtype bf16] [--rounds 5] [--name h200]
 
-``--check`` compares with float64 first, over layouts, odd sizes, epilogues, batches, and sizes of the call, and times nothing if
-something is wrong.  Times are of CUDA graphs of some calls each (what the host does is not in them), sides in turn, each a burst
-after a pause; the median of the rounds counts.  Results: ``benchmarks/results/NAME.md``.
+``--check`` compares with float64 first, over layouts, odd sizes, epilogues, batches, divided depths, and sizes of the call, and
+times nothing if something is wrong; ``--checks slices,tf32`` does those alone whose names have such a part.  Times are of CUDA
+graphs of some calls each (what the host does is not in them), sides in turn, each a burst after a pause; the median of the rounds
+counts.  What is timed: ``benchmarks/gpu_products.py``; ``--only`` takes parts of names, as of groups (mm, small, skinny, wgrad,
+bmm, tf32), or "none".  Results: ``benchmarks/results/NAME.md``.
 
-``--ways`` times the ways of ``choose_tensor_cores.WAYS`` that the model of costs has near the best one, each beside its
+``--ways`` times the ways of ``choose_tensor_cores.plans`` that the model of costs has near the best one, each beside its
 prediction (in spans), and says which constants of the model would fit what was measured.
 """
 
@@ -15,84 +17,32 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count as numbers
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
+from benchmarks.gpu_products import CALLS, Case, Product, checks, products, random
 from benchmarks.report import table
 from lowc.scheduler import choose_tensor_cores as choose
+from lowc.scheduler import contract
+from lowc.scheduler.tensor_cores import TensorCores
 
-ROUNDS = 7
-PAUSE = 0.05  # seconds for the card to cool
-BURST = 8.0  # milliseconds
+__all__ = ["Case"]
+ROUNDS = 5
+PAUSE = 0.04  # seconds for the card to cool
+BURST = 6.0  # milliseconds
+SMALL = 2e9  # floating-point operations below which a graph has more calls
+MANY = 5 * CALLS
+EPS = {torch.float32: 2.0**-10}  # what TF32 leaves of it
 RESULTS = Path(__file__).parent / "results"
-Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
-
-
-def random(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    return (torch.randn(shape, device="cuda") * scale).to(dtype)
-
-
-def laid(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Tensor:
-    """Random values: "n" contiguous, "t" transposed, "g" with a gap behind each row."""
-    if layout == "t":
-        return random(*shape[:-2], shape[-1], shape[-2], dtype=dtype).mT
-    if layout == "g":
-        return random(*shape[:-1], shape[-1] + 8, dtype=dtype)[..., : shape[-1]]
-    return random(*shape, dtype=dtype)
 
 
 # ---------------------------------------------------------------- values
-
-
-def checks(dtype: torch.dtype) -> dict[str, tuple[Case, dict[str, Any]]]:
-    """(function, arguments) and keywords of ``torch.compile``, by name."""
-    found: dict[str, tuple[Case, dict[str, Any]]] = {}
-
-    def add(name: str, function: Callable[..., Any], *args: Tensor, **given: Any) -> None:
-        found[name] = (function, args), given
-
-    def mm(x: Tensor, y: Tensor) -> Tensor:
-        return x @ y
-
-    shapes = [(128, 128, 64), (256, 512, 512), (333, 77, 129), (17, 40, 24)]
-    if dtype == torch.bfloat16:
-        shapes += [(1000, 1000, 1000), (129, 257, 65), (2, 3, 5), (4096, 64, 8)]
-    for m, n, k in shapes:
-        for form in ("nn", "nt", "tn", "tt", "gg"):
-            add(f"{m}x{n}x{k} {form}", mm, laid((m, k), form[0], dtype), laid((k, n), form[1], dtype))
-    x, w, b = random(300, 256, dtype=dtype), random(520, 256, dtype=dtype), random(520, dtype=dtype)
-    r = random(300, 520, dtype=dtype)
-    add("linear", F.linear, x, w, b)
-    add("linear gelu + residual", lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, x, w, b, r)
-    add("linear silu", lambda x, w, b: F.silu(F.linear(x, w, b)), x, w, b)
-    add("relu(x @ y) * 2, f32 out", lambda x, w: (x @ w.t()).relu().float() * 2, x, w)
-    add("two results", lambda x, w, b: ((y := F.linear(x, w, b)), y.sigmoid()), x, w, b)
-    add("addmm alpha beta", lambda r, x, w: torch.addmm(r, x, w.t(), beta=0.5, alpha=2.0), r, x, w)
-    add("bmm", torch.bmm, random(6, 200, 72, dtype=dtype), random(6, 72, 136, dtype=dtype))
-    add("bmm t", lambda x, y: torch.bmm(x, y.mT), random(6, 200, 72, dtype=dtype), random(6, 136, 72, dtype=dtype))
-    add("bmm odd", torch.bmm, random(5, 31, 33, dtype=dtype), random(5, 33, 35, dtype=dtype))
-    heads = random(2, 64, 4, 32, dtype=dtype)
-    add("heads", lambda q, k: q.transpose(1, 2) @ k.transpose(1, 2).mT, heads, random(2, 64, 4, 32, dtype=dtype))
-    add("3-d linear", F.linear, random(3, 50, 64, dtype=dtype), random(96, 64, dtype=dtype))
-    add("two layers", lambda x, w, v: F.relu(x @ w.t()) @ v, x, w, random(520, 264, dtype=dtype))
-    add("dynamic", lambda x, w, b: F.silu(F.linear(x, w, b)), x, w, b, dynamic=True)
-    for form in ("nn", "nt", "tn", "tt"):  # several tiles for each block, by teams of threads too
-        add(f"2600x1100x200 {form}", mm, laid((2600, 200), form[0], dtype), laid((200, 1100), form[1], dtype))
-    for m, n, k in ((5000, 640, 96), (64, 9000, 136), (40, 1000, 2048), (700, 1500, 328), (3072, 4096, 64)):
-        add(f"{m}x{n}x{k} silu", lambda x, y: F.silu(x @ y), laid((m, k), "n", dtype), laid((k, n), "t", dtype))
-    wide = random(4000, 128, dtype=dtype), random(1600, 128, dtype=dtype), random(1600, dtype=dtype)
-    add("gelu + residual, many tiles", lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, *wide, random(4000, 1600, dtype=dtype))
-    add("bf16 and f32 out, many tiles", lambda x, w, b: ((y := F.linear(x, w, b)), y.float() * 2), *wide)
-    add("many small", torch.bmm, random(300, 100, 40, dtype=dtype), random(300, 40, 264, dtype=dtype))
-    add("persistent", mm, laid((3000, 192), "n", dtype), laid((192, 5000), "t", dtype))
-    add("reduce-overhead", lambda x, w, b: F.silu(F.linear(x, w, b)), x, w, b, mode="reduce-overhead")
-    return found
 
 
 def error(found: Any, exact: Any) -> float:
@@ -106,10 +56,13 @@ def error(found: Any, exact: Any) -> float:
     return worst
 
 
-def check(dtype: torch.dtype) -> int:
-    """How many checks fail; prints those."""
+def check(dtype: torch.dtype, parts: list[str]) -> int:
+    """How many checks fail, of those whose names have one of ``parts`` (if there are any); prints those.  TF32 is allowed."""
     failed = total = 0
+    torch.set_float32_matmul_precision("high")
     for name, ((function, args), given) in checks(dtype).items():
+        if parts and not any(part in name for part in parts):
+            continue
         torch._dynamo.reset()
         exact = function(*(a.double() for a in args))
         eager = error(function(*args), exact)
@@ -137,49 +90,15 @@ def check(dtype: torch.dtype) -> int:
             continue
         finally:
             os.environ.pop("LOWC_MATMUL", None)
-        if not ours <= max(1.5 * eager, 2 * torch.finfo(dtype).eps):
+        if not ours <= max(1.5 * eager, 2 * EPS.get(dtype, torch.finfo(dtype).eps)):
             print(f"FAIL {name}: error {ours:.2e}, the library's {eager:.2e}", flush=True)
             failed += 1
+    torch.set_float32_matmul_precision("highest")
     print(f"{dtype}: {total - failed} of {total} checks pass", flush=True)
     return failed
 
 
 # ---------------------------------------------------------------- times
-
-
-def cases(dtype: torch.dtype) -> dict[str, tuple[Case, float]]:
-    """(function, arguments) and its floating-point operations, by name."""
-    found: dict[str, tuple[Case, float]] = {}
-
-    def linear(m: int, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        return random(m, k, dtype=dtype), random(n, k, dtype=dtype, scale=k**-0.5), random(n, dtype=dtype)
-
-    for m, n, k in [
-        (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 1024), (16384, 1024, 4096),
-        (8192, 11008, 4096), (512, 4096, 4096), (128, 4096, 4096), (5000, 3000, 2000), (2048, 4096, 4096), (16384, 768, 3072),
-    ]:  # fmt: skip
-        args, flops = linear(m, n, k), 2.0 * m * n * k
-        found[f"mm {m}x{n}x{k}"] = ((lambda x, w, b: x @ w.t(), args), flops)
-    args, flops = linear(4096, 4096, 4096), 2.0 * 4096**3
-    found["nn 4096"] = ((lambda x, w, b: x @ w, args), flops)
-    found["tn 4096"] = ((lambda x, w, b: x.t() @ w, args), flops)
-    found["tt 4096"] = ((lambda x, w, b: x.t() @ w.t(), args), flops)
-    r = random(4096, 4096, dtype=dtype)
-    found["bias 4096"] = ((F.linear, args), flops)
-    found["bias silu 4096"] = ((lambda x, w, b: F.silu(F.linear(x, w, b)), args), flops)
-    found["bias gelu residual 4096"] = ((lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, (*args, r)), flops)
-    args, flops = linear(16384, 3072, 768), 2.0 * 16384 * 3072 * 768
-    found["gpt2 mlp up gelu 16384x3072x768"] = (
-        (lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"), args), flops,
-    )  # fmt: skip
-    args = linear(16384, 768, 3072)
-    r = random(16384, 768, dtype=dtype)
-    found["gpt2 mlp down residual"] = ((lambda x, w, b, r: F.linear(x, w, b) + r, (*args, r)), 2.0 * 16384 * 3072 * 768)
-    args = linear(4096, 4096, 4097)
-    found["odd depth 4096x4096x4097"] = ((lambda x, w, b: x @ w.t(), args), 2.0 * 4096 * 4096 * 4097)
-    x, y = random(64, 512, 128, dtype=dtype), random(64, 128, 512, dtype=dtype)
-    found["bmm 64x512x512x128"] = ((lambda x, y: torch.bmm(x, y), (x, y)), 2.0 * 64 * 512 * 512 * 128)
-    return found
 
 
 def captured(call: Callable[[], Any], count: int) -> torch.cuda.CUDAGraph:
@@ -217,12 +136,71 @@ def replayed(call: Callable[[], Any], count: int) -> Graph:
     return graph, count, max(1, round(BURST / max(count * burst(graph, count, 2), 1e-3)))
 
 
-def prepared(function: Callable[..., Any], args: tuple[Tensor, ...], matmul: str) -> Graph:
-    """A graph of calls of ``function`` as it is (``matmul`` ""), or compiled with that option; how many; replays of a burst."""
+@dataclass
+class Done:
+    """What was chosen for the last product that was compiled: slices of the depth and tiles of each of its launches."""
+
+    size: choose.Size | None = None
+    slices: list[int] = field(default_factory=list[int])
+    steps: list[TensorCores] = field(default_factory=list[TensorCores])
+    rows: int = 0
+
+    @property
+    def way(self) -> str:
+        names = [choose.Way(s.tile, s.groups, s.teams, 0.0, 0.0).name for s in self.steps]
+        parts = [n + (f", {c} slices" if c > 1 else "") for n, c in zip(names, self.slices, strict=False)]
+        return f"{self.rows} rows: {parts[0]}; {'; '.join(parts[1:])}" if self.rows and parts else "; ".join(parts)
+
+
+@contextmanager
+def watched(done: Done) -> Iterator[None]:
+    """While it lasts, ``done`` gets what is chosen for each product."""
+    rows, slices, carried = choose.first_rows, choose.slices, contract.tensor_cores
+
+    def divided(found: Any, target: Any) -> int:
+        done.size, done.slices, done.steps, done.rows = choose.size_of(found), [], [], rows(found, target)
+        return done.rows
+
+    def sliced(found: Any, target: Any) -> int:
+        done.slices.append(slices(found, target))
+        return done.slices[-1]
+
+    def tiled(loop: Any, step: TensorCores, taken: set[str]) -> Any:
+        made = carried(loop, step, taken)
+        done.steps.append(step)
+        return made
+
+    choose.first_rows, choose.slices, contract.tensor_cores = divided, sliced, tiled
+    try:
+        yield
+    finally:
+        choose.first_rows, choose.slices, contract.tensor_cores = rows, slices, carried
+
+
+@contextmanager
+def forced(way: choose.Way, slices: int) -> Iterator[None]:
+    """While it lasts, products are done that way, each as one."""
+    every, rows, chosen = choose.WAYS, choose.first_rows, choose.slices
+    choose.WAYS, choose.first_rows, choose.slices = (way,), lambda found, target: 0, lambda found, target: slices
+    try:
+        yield
+    finally:
+        choose.WAYS, choose.first_rows, choose.slices = every, rows, chosen
+
+
+def prepared(product: Product, matmul: str) -> Graph:
+    """A graph of calls of a product as it is (``matmul`` ""), or compiled with that option; how many; replays of a burst."""
     torch._dynamo.reset()
+    torch.set_float32_matmul_precision(product.precision)
     options = {"matmul": matmul, "strict_errors": True, "stream": "caller", "cache": False}
+    function = product.function
     compiled = torch.compile(function, backend="lowc", options=options, dynamic=False) if matmul else function
-    return replayed(lambda: compiled(*args), 4)
+    turn = numbers()
+    call = lambda: compiled(*product.sets[next(turn) % len(product.sets)])  # noqa: E731
+    try:
+        return replayed(call, CALLS if product.flops >= SMALL else MANY)
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def in_turn(graphs: dict[str, Graph], rounds: int) -> dict[str, float]:
@@ -235,10 +213,17 @@ def in_turn(graphs: dict[str, Graph], rounds: int) -> dict[str, float]:
     return {side: statistics.median(found) for side, found in times.items()}
 
 
-def measure(function: Callable[..., Any], args: tuple[Tensor, ...], rounds: int) -> dict[str, float]:
-    """Milliseconds by side: the library as eager runs it, lowc with its calls, lowc's own."""
-    sides = (("eager", ""), ("library", "library"), ("own", "own"))
-    return in_turn({side: prepared(function, args, matmul) for side, matmul in sides}, rounds)
+def measure(product: Product, rounds: int) -> tuple[dict[str, float], str]:
+    """Milliseconds by side, and how lowc's own is done.  The sides: the library as eager runs it, lowc with its calls (where
+    pointwise ops follow), lowc's own."""
+    done = Done()
+    with watched(done):
+        graphs = {"eager": prepared(product, "")}
+        if product.followed:
+            graphs["library"] = prepared(product, "library")
+        graphs["own"] = prepared(product, "own")
+    found = in_turn(graphs, rounds)
+    return {"library": found["eager"], **found}, done.way
 
 
 # ---------------------------------------------------------------- ways
@@ -260,52 +245,49 @@ class Fit:
         return span, end
 
 
-def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
-    """Times and predictions of the ways that the model has near the best, for each product."""
-    every, sizes = choose.WAYS, list[choose.Size]()
-    sized = choose.size_of
-    fits = {way.name: Fit() for way in every}
+def near(size: choose.Size, processors: int) -> list[tuple[float, int, choose.Way]]:
+    """Plans that the model has near the best one: of each number of slices the best few."""
+    every = sorted(choose.plans(size, processors), key=lambda p: p[0])
+    found: list[tuple[float, int, choose.Way]] = []
+    for count in dict.fromkeys(p[1] for p in every):
+        found += [p for p in every if p[1] == count][: 4 if count == 1 else 2 if count in (2, 3, 4, 8, 16, every[0][1]) else 0]
+    return sorted((p for p in found if p[0] < 1.5 * every[0][0] or p[1] == 1), key=lambda p: p[0])[:8]
+
+
+def ways(chosen: dict[str, Product], rounds: int) -> None:
+    """Times and predictions of the plans that the model has near the best, for each product."""
+    fits = {way.name: Fit() for way in choose.WAYS}
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     unit = 1024 / 1.755e6  # milliseconds of a span, at the clock of the data sheet
-
-    def noted(found: Any) -> choose.Size:
-        sizes.append(sized(found))
-        return sizes[-1]
-
-    choose.size_of = noted
-    for name, ((function, args), flops) in cases(dtype).items():
-        if names and not any(part in name for part in names):
-            continue
-        graphs = {"eager": prepared(function, args, ""), "library": prepared(function, args, "library")}
-        sizes.clear()
-        graphs["chosen"] = prepared(function, args, "own")
-        size = max(sizes, key=lambda s: s.rows * s.columns * s.depth)
-        predicted = {way.name: choose.cost(size, way, processors) for way in every}
-        near = sorted((w for w in every if predicted[w.name] < 1.35 * min(predicted.values())), key=lambda w: predicted[w.name])
-        for way in near[:5]:
-            choose.WAYS = (way,)
+    for name, product in chosen.items():
+        done = Done()
+        graphs = {"eager": prepared(product, "")}
+        if product.followed:
+            graphs["library"] = prepared(product, "library")
+        with watched(done):
+            graphs["chosen"] = prepared(product, "own")
+        plans = near(done.size, processors) if done.size is not None else []
+        titles = {f"{way.name}/{count}": (time, count, way) for time, count, way in plans}
+        for title, (_, count, way) in titles.items():
             try:
-                graphs[way.name] = prepared(function, args, "own")
+                with forced(way, count):
+                    graphs[title] = prepared(product, "own")
             except Exception as problem:
-                print(f"{name}, {way.name}: {type(problem).__name__}: {str(problem)[:150]}", flush=True)
-            finally:
-                choose.WAYS = every
-        with torch.no_grad():
-            times = in_turn(graphs, rounds)
-        shown = [f"{side} {flops / ms / 1e9:.0f}" for side, ms in times.items() if side not in predicted]
-        for way in near:
-            if way.name not in times:
+                print(f"{name}, {title}: {type(problem).__name__}: {str(problem)[:150]}", flush=True)
+        times = in_turn(graphs, rounds)
+        shown = [f"{s} {times[s] * 1e3:.1f}us {product.flops / times[s] / 1e9:.0f}" for s in graphs if s not in titles]
+        for title, (predicted, count, way) in titles.items():
+            if title not in times or done.size is None:
                 continue
-            spans = times[way.name] / unit - choose.START
-            rate = flops / times[way.name] / 1e9
-            shown.append(f"{way.name} {rate:.0f} ({spans + choose.START:.0f}, said {predicted[way.name]:.0f})")
-            blocks = size.batch * -(-size.rows // way.tile[0]) * -(-size.columns // way.tile[1])
+            spans = times[title] / unit
+            shown.append(f"{title} {times[title] * 1e3:.1f}us ({spans:.1f}, said {predicted:.1f})")
+            blocks = done.size.batch * -(-done.size.rows // way.tile[0]) * -(-done.size.columns // way.tile[1])
             turns = -(-blocks // processors)
-            if size.work <= 4:
-                fits[way.name].points.append((turns * -(-size.depth // 64), turns if way.teams == 1 else 1, spans))
-        print(f"{name} [work {size.work}]: " + " · ".join(shown), flush=True)
-    choose.size_of = sized
-    for way in every:
+            if done.size.work <= 4 and count == 1:
+                deep = turns * -(-done.size.depth // 64)
+                fits[way.name].points.append((deep, turns if way.teams == 1 else 1, spans - choose.START))
+        print(f"{name} [{done.way}]: " + " | ".join(shown), flush=True)
+    for way in choose.WAYS:
         if len(fits[way.name].points) > 2:
             span, end = fits[way.name].constants()
             print(f"{way.name}: span {way.span} end {way.end}; measured would fit span {span:.3f} end {end:.2f}", flush=True)
@@ -318,6 +300,7 @@ def arguments() -> argparse.Namespace:
     """What benchmarks of tensor cores can be asked for; sets the seed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--checks", default="")
     parser.add_argument("--ways", action="store_true")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="")
@@ -330,28 +313,35 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     given = arguments()
-    dtype = DTYPES[given.dtype]
-    if given.check and sum(check(d) for d in (torch.bfloat16, torch.float16)):
-        sys.exit(1)
+    began = time.perf_counter()
+    parts = [part for part in given.only.split(",") if part]
+    checked = [part for part in given.checks.split(",") if part]
+    if given.check or checked:
+        if sum(check(d, checked) for d in (torch.bfloat16, torch.float16, torch.float32)):
+            sys.exit(1)
+        print(f"checks took {time.perf_counter() - began:.0f} s", flush=True)
+    every = products(DTYPES[given.dtype])
+    groups = {n.split()[0] for n in every}
+    chosen = {n: p for n, p in every.items() if not parts or any(n.split()[0] == q if q in groups else q in n for q in parts)}
+    torch.set_grad_enabled(False)
     if given.ways:
-        ways([part for part in given.only.split(",") if part], dtype, given.rounds)
+        ways(chosen, given.rounds)
+        print(f"took {time.perf_counter() - began:.0f} s", flush=True)
         return
     lines: list[list[str]] = []
-    for name, ((function, args), flops) in cases(dtype).items():
-        if given.only and not any(part in name for part in given.only.split(",")):
-            continue
+    for name, product in chosen.items():
         try:
-            with torch.no_grad():
-                found = measure(function, args, given.rounds)
+            found, way = measure(product, given.rounds)
         except Exception as problem:
             print(f"{name}: {type(problem).__name__}: {str(problem)[:200]}", flush=True)
             continue
-        rates = [f"{flops / found[side] / 1e9:.0f}" for side in ("eager", "library", "own")]
-        line = [name, f"{found['own'] * 1e3:.1f}", *rates, f"{found['library'] / found['own']:.3f}"]
+        rates = [f"{product.flops / found[side] / 1e9:.0f}" for side in ("eager", "library", "own")]
+        line = [name, f"{found['own'] * 1e3:.1f}", *rates, f"{found['library'] / found['own']:.3f}", way]
         print("  ".join(line), flush=True)
         lines.append(line)
-    text = table(["product", "own us", "eager TFLOP/s", "library", "own", "own / library"], lines)
+    text = table(["product", "own us", "eager TFLOP/s", "library", "own", "own / library", "way"], lines)
     print(text)
+    print(f"took {time.perf_counter() - began:.0f} s")
     if given.name:
         (RESULTS / f"{given.name}.md").write_text(
             f"# Matrix products on {torch.cuda.get_device_name()}, {given.dtype}\n\n{text}\n"

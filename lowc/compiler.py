@@ -22,6 +22,7 @@ from lowc.ir import arithmetic
 from lowc.ir.graph import Graph, device_of
 from lowc.ir.graph_printer import print_graph
 from lowc.ir.nodes import Extern, Module
+from lowc.lowering.asked import UNDECIDED, Asked, Decided
 from lowc.lowering.lower import lower
 from lowc.options import Options, with_stream
 from lowc.target import Target
@@ -37,18 +38,23 @@ Made = TypeVar("Made")
 
 
 def compile_graph(
-    graph: Graph, constants: Sequence[Any] = (), options: Options | None = None, trace: Trace | None = None
+    graph: Graph,
+    constants: Sequence[Any] = (),
+    options: Options | None = None,
+    trace: Trace | None = None,
+    decided: Decided = UNDECIDED,
 ) -> Compiled:
     """A function from a list of inputs, which it empties, to the list of outputs.
 
     ``constants``: the tensors that are the graph's last inputs; the function's list has only those before
-    them.  The function's attribute ``program`` holds the host program and the artifact.  Raises OptionError
+    them.  ``decided``: what was measured of single nodes.  The function's attribute ``program`` holds the host program and the
+    artifact.  Raises OptionError
     for an unknown pass in ``options.off``, LowcError for a graph that cannot be compiled at all, InternalError
     if a bug in lowc is the cause.
     """
     options = options or Options()
     try:
-        return _compile(graph, constants, options, trace)
+        return _compile(graph, constants, options, trace, decided)
     except LowcError:
         raise
     except Exception as error:
@@ -57,7 +63,9 @@ def compile_graph(
         raise InternalError(error) from error
 
 
-def _compile(graph: Graph, constants: Sequence[Any], options: Options, trace: Trace | None) -> Compiled:
+def _compile(
+    graph: Graph, constants: Sequence[Any], options: Options, trace: Trace | None, decided: Decided
+) -> Compiled:
     from lowc.scheduler import pipeline
 
     pipeline.switched_off(options)
@@ -65,7 +73,7 @@ def _compile(graph: Graph, constants: Sequence[Any], options: Options, trace: Tr
     trace.dump("graph", lambda: print_graph(graph))
 
     def attempt(forbidden: frozenset[str]) -> "Program":
-        artifact, bind = compile_artifact(graph, options, trace, forbidden)
+        artifact, bind = compile_artifact(graph, options, trace, forbidden, decided)
         with trace.phase("runtime"):
             return bind(artifact, constants)
 
@@ -143,11 +151,16 @@ def _with_fallbacks(
 
 
 def compile_artifact(
-    graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str] = frozenset()
+    graph: Graph,
+    options: Options,
+    trace: Trace,
+    forbidden: frozenset[str] = frozenset(),
+    decided: Decided = UNDECIDED,
 ) -> tuple[Artifact, "Bind"]:
     """Everything but the binding to this process: the artifact, and the function that binds it.
 
-    Nodes named in ``forbidden`` become ATen calls.  Raises Unsupported for a graph on another device than a CPU or an NVIDIA GPU.
+    Nodes named in ``forbidden`` become ATen calls; ``decided``: what was measured of others.  Raises
+    Unsupported for a graph on another device than a CPU or an NVIDIA GPU.
     """
     from lowc.scheduler import pipeline
 
@@ -157,7 +170,7 @@ def compile_artifact(
     if kind == "cuda":
         with trace.phase("target"):
             gpu = gpu_target(int(index or 0))
-        module = _lowered(graph, options, trace, forbidden, gpu)
+        module = _lowered(graph, options, trace, forbidden, gpu, decided)
         return _compile_gpu(module, gpu, int(index or 0), with_stream(options, graph.name), trace)
     if options.isa == "interp":
         return _interpreted(_lowered(graph, options, trace, forbidden))
@@ -165,7 +178,7 @@ def compile_artifact(
 
     with trace.phase("target"):
         target = x86.detect(options)
-    module = _lowered(graph, options, trace, forbidden, target)
+    module = _lowered(graph, options, trace, forbidden, target, decided)
     with trace.phase("scheduler"):
         module = pipeline.run(module, target, options, trace)
     with trace.phase("backend"):
@@ -177,29 +190,45 @@ def compile_artifact(
 
 
 def lowered(
-    graph: Graph, options: Options, target: Target | None, forbidden: frozenset[str] = frozenset()
+    graph: Graph,
+    options: Options,
+    target: Target | None,
+    forbidden: frozenset[str] = frozenset(),
+    decided: Decided = UNDECIDED,
 ) -> Module:
     """``graph`` @LOOPS as it is compiled for ``target`` (None: for the interpreter): what is ATen's there is ATen's here.
 
     Nodes named in ``forbidden`` become ATen calls.  Raises what ``lowering.lower`` raises.
     """
+    _, library, attention, convolution = asked(options, target)
+    return lower(
+        graph, options, forbidden,
+        library=library, attention=attention, convolution=convolution, target=target, decided=decided,
+    )  # fmt: skip
+
+
+def asked(options: Options, target: Target | None) -> Asked:
+    """What is lowc's own under ``options`` for ``target``."""
     from lowc.scheduler import choose_attention, choose_convolution, choose_library
 
-    library = choose_library.library(target, options) if target is not None and target.kind == "nvptx" else None
-    attention = None if target is None else choose_attention.library(target, options)
-    convolution = None if target is None else choose_convolution.library(target, options)
-    return lower(
-        graph, options, forbidden, library=library, attention=attention, convolution=convolution, target=target
-    )
+    if target is None:
+        return Asked(options)
+    library = choose_library.library(target, options) if target.kind == "nvptx" else None
+    return Asked(options, library, choose_attention.library(target, options), choose_convolution.library(target, options))
 
 
 def _lowered(
-    graph: Graph, options: Options, trace: Trace, forbidden: frozenset[str], target: Target | None = None
+    graph: Graph,
+    options: Options,
+    trace: Trace,
+    forbidden: frozenset[str],
+    target: Target | None = None,
+    decided: Decided = UNDECIDED,
 ) -> Module:
     from lowc.scheduler import pipeline
 
     with trace.phase("lowering"):
-        module = lowered(graph, options, target, forbidden)
+        module = lowered(graph, options, target, forbidden, decided)
     trace.dump("lowering", lambda: pipeline.listing(module, options))
     return module
 

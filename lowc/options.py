@@ -1,6 +1,6 @@
 """Every option and environment variable: one row each, typed, saying whether it changes generated code.
 
-Without effect today: every mode but "reduce-overhead" on a GPU (they are accepted, since other backends have them).
+Without effect today: mode "reduce-overhead" on a CPU (it is accepted, since other backends have it).
 The cache's keys have every option whose ``Row.code`` is true, and no other.
 """
 
@@ -40,8 +40,10 @@ ROWS: tuple[Row, ...] = (
     Row("cache", True, (True, False), False, "LOWC_CACHE", "keep what is compiled for the next process"),
     Row("cache_dir", "", (), False, "LOWC_CACHE_DIR", "folder of the cache, instead of lowc in the user's cache folder"),
     Row("cache_limit_mb", 1024, (), False, "LOWC_CACHE_LIMIT", "MiB that the cache may grow to; 0: no cache"),
+    Row("autotune_budget_s", 30, (), False, "LOWC_AUTOTUNE_BUDGET", "seconds that mode max-autotune may measure a graph"),
     Row("only", "", (), False, "LOWC_ONLY", "part of a kernel name: dumps show such kernels only"),
 )
+TUNED = ("max-autotune", "max-autotune-no-cudagraphs")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -67,6 +69,7 @@ class Options(NamedTuple):
     cache: bool = True
     cache_dir: str = ""
     cache_limit_mb: int = 1024
+    autotune_budget_s: int = 30
     only: str = ""
     mode: str = "default"
 
@@ -88,6 +91,11 @@ def parse(mode: str | None, given: Mapping[str, Any] | None) -> Options:
             raise OptionError(f"unknown option {name!r}", hint="options are " + ", ".join(rows))
         values[name] = _checked(rows[name], value, name)
     return Options(**values)
+
+
+def is_tuned(options: Options) -> bool:
+    """Whether what is lowc's own is measured (``lowc.autotune``)."""
+    return options.mode in TUNED
 
 
 def with_stream(options: Options, graph: str) -> Options:

@@ -19,7 +19,7 @@ from lowc.cache import key as keys
 from lowc.cache.entry import Damaged
 from lowc.cache.folder import Folder
 from lowc.ir.graph import Graph, device_of
-from lowc.options import Options, with_stream
+from lowc.options import Options, is_tuned, with_stream
 from lowc.trace import Trace
 
 if TYPE_CHECKING:
@@ -72,6 +72,10 @@ OPS = "the ops that lowc has kernels for"
 
 
 def _compiled(graph: Graph, constants: Sequence[Any], options: Options, trace: Trace | None = None) -> Compiled:
+    if is_tuned(options):
+        from lowc.autotune import compile_tuned
+
+        return compile_tuned(graph, constants, options, trace)
     from lowc.compiler import compile_graph
 
     return compile_graph(graph, constants, options, trace)

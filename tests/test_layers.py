@@ -31,6 +31,7 @@ RANKS = {
     "backends.nvptx": 2,
     "backends": 2,
     "compiler": 3,
+    "autotune": 3,
     "reuse": 3,
     "package": 3,
     "dynamo": 3,

@@ -21,7 +21,7 @@ from lowc.cache.folder import Folder
 from lowc.ir.graph import Graph
 from lowc.ir.graph_printer import print_graph
 from lowc.ir.types import DTYPES
-from lowc.options import ROWS, Options
+from lowc.options import ROWS, Options, is_tuned
 
 # Words of a graph's text that are no names.
 WORDS = frozenset((*DTYPES, "none", "true", "false", "idx", "complex", "inf", "nan"))
@@ -41,7 +41,8 @@ def graph_key(base: str, graph: Graph, constants: int, options: Options, device:
 
 def chosen(options: Options) -> str:
     """The options that change generated code."""
-    return "\n".join(f"{row.name} = {getattr(options, row.name)!r}" for row in ROWS if row.code)
+    tuned = f"tuned = {is_tuned(options)}\n"
+    return tuned + "\n".join(f"{row.name} = {getattr(options, row.name)!r}" for row in ROWS if row.code)
 
 
 def cpu() -> str:

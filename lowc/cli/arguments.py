@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from lowc.options import ROWS, Options, parse
+from lowc.options import MODES, ROWS, Options, parse
 
 if TYPE_CHECKING:
     from lowc.backends.nvptx.devices import Model
@@ -42,6 +42,7 @@ def add_options(parser: argparse.ArgumentParser, short: bool = True) -> None:
         *(("-o",) if short else ()), "--option", action="append", default=[], metavar="NAME=VALUE",
         help="a compiler option: " + ", ".join(row.name for row in ROWS),
     )  # fmt: skip
+    parser.add_argument("--mode", choices=MODES, default=None, help="of torch.compile; max-autotune measures whose ops are")
 
 
 def options(chosen: argparse.Namespace) -> Options:
@@ -53,4 +54,4 @@ def options(chosen: argparse.Namespace) -> Options:
         on_off = isinstance(defaults.get(name), bool) and value.lower() in ("", "1", "true", "0", "false")
         number = type(defaults.get(name)) is int and value.isdecimal()
         given[name] = value.lower() in ("", "1", "true") if on_off else int(value) if number else value
-    return parse(None, given)
+    return parse(chosen.mode, given)

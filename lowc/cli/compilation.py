@@ -12,7 +12,8 @@ from lowc.errors import LowcError
 from lowc.ir.elsewhere import on_gpu
 from lowc.ir.graph import Graph, device_of
 from lowc.ir.nodes import Module
-from lowc.options import Options
+from lowc.lowering.asked import UNDECIDED, Decided
+from lowc.options import Options, is_tuned
 from lowc.target import Target
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Result:
 class Compiled:
     """``lowered`` has a kernel for each op, ``fused`` is the last module at level LOOPS, ``machine`` what the backend gets.
 
-    None of them knows of fallbacks: a kernel without code is still there, but not in ``result``.
+    None of them knows of fallbacks: a kernel without code is still there, but not in ``result``.  ``decided``: what was measured.
     """
 
     graph: Graph
@@ -50,6 +51,7 @@ class Compiled:
     machine: Module
     target: Target
     result: Result
+    decided: Decided = UNDECIDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ def compile_all(
     With ``gpu`` it is compiled for that one instead of where ``args`` are, and ATen runs it.  With ``measure``, the steps of
     graphs that run on the CPU are timed.  Raises LowcError if ``fn`` raises.
     """
+    from lowc.autotune import decide
     from lowc.cli.timing import timed
     from lowc.frontend.capture import capture
     from lowc.lowering.table import TABLE
@@ -86,16 +89,19 @@ def compile_all(
 
     # Dynamo's own word on each graph break would stand beside ours.
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    found: list[tuple[Graph, Result]] = []
+    found: list[tuple[Graph, Result, Decided]] = []
     ours: list[Exception] = []
 
     def compile_one(graph: Graph, constants: Any) -> Any:
         shown = graph if gpu is None else on_gpu(graph)
         here = gpu or _gpu_of(graph)
         artifact, usage, seconds = None, {}, dict[int, float]()
+        decided = UNDECIDED
         with TemporaryDirectory() as folder:
             try:
-                artifact, usage, call = _compiled(graph, shown, constants, options, gpu, Trace(folder))
+                if gpu is None and is_tuned(options):
+                    decided = decide(graph, constants, options)
+                artifact, usage, call = _compiled(graph, shown, constants, options, gpu, Trace(folder), decided)
                 if measure and here is None and options.isa != "interp":
                     return timed(call, artifact, constants, options, seconds)
                 return call
@@ -103,7 +109,7 @@ def compile_all(
                 ours.append(error)
                 raise
             finally:
-                found.append((shown, Result(_read(Path(folder)), here, artifact, usage, seconds)))
+                found.append((shown, Result(_read(Path(folder)), here, artifact, usage, seconds), decided))
 
     try:
         seen = capture(fn, args, compile_one, dynamic=dynamic, backward=backward, keep=TABLE.keys(), more=more)
@@ -115,13 +121,19 @@ def compile_all(
         raise LowcError(
             f"the function raises {type(error).__name__}: {error}", hint="call it without torch.compile"
         ) from error
-    graphs = tuple(Compiled(g, *schedule(g, options, target_for(options, r.gpu)), r) for g, r in found)
+    graphs = tuple(Compiled(g, *schedule(g, options, target_for(options, r.gpu), d), r, d) for g, r, d in found)
     breaks, again = (tuple((each.reason, each.where) for each in stops) for stops in (seen.breaks, seen.recompiles))
     return Report(graphs, breaks, seen.unsupported, again)
 
 
 def _compiled(
-    graph: Graph, shown: Graph, constants: Sequence[Any], options: Options, gpu: "Model | None", trace: "Trace"
+    graph: Graph,
+    shown: Graph,
+    constants: Sequence[Any],
+    options: Options,
+    gpu: "Model | None",
+    trace: "Trace",
+    decided: Decided,
 ) -> tuple[Artifact, Mapping[str, Usage], Callable[[list[Any]], Any]]:
     """The artifact of ``shown``, which is ``graph`` or that moved to ``gpu``; what the driver says of it; a function that runs
     ``graph``."""
@@ -131,7 +143,7 @@ def _compiled(
     if gpu is not None:
         artifact = compiler.cross_compile(shown, target_for(options, gpu), quiet, trace, len(constants))
         return artifact, {}, compiler.run_by_aten(graph, constants)
-    call: Any = compiler.compile_graph(graph, constants, quiet, trace)
+    call: Any = compiler.compile_graph(graph, constants, quiet, trace, decided)
     on_device = call.program.gpu
     module = on_device and on_device.loaded.module
     return call.program.artifact, module.usage() if module else {}, call
@@ -163,12 +175,14 @@ def target_for(options: Options, gpu: "Model | None") -> Target:
     return x86.detect(options._replace(isa="auto") if options.isa == "interp" else options)
 
 
-def schedule(graph: Graph, options: Options, target: Target) -> tuple[Module, Module, Module, Target]:
+def schedule(
+    graph: Graph, options: Options, target: Target, decided: Decided = UNDECIDED
+) -> tuple[Module, Module, Module, Target]:
     """``graph`` lowered; taken through the passes that leave it at level LOOPS; the same at MACHINE; for which target."""
     from lowc import compiler
     from lowc.scheduler import pipeline
 
-    lowered = compiler.lowered(graph, options, target)
+    lowered = compiler.lowered(graph, options, target, decided=decided)
     module = fused = lowered
     off = pipeline.switched_off(options)
     for row in pipeline.PASSES:

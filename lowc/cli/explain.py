@@ -90,6 +90,8 @@ def show(report: Report) -> None:
     for compiled in report.graphs:
         for table in _tables(compiled.graph.name, compiled.fused):
             console.print(table)
+        for line in _measured(compiled):
+            console.print(line, highlight=False, soft_wrap=True)
         if compiled.result.gpu and compiled.result.artifact and compiled.result.artifact.entries:
             table, source = _launches(compiled)
             console.print(table)
@@ -143,6 +145,17 @@ def _tables(name: str, module: Module) -> Iterator[Any]:
             numbers = _si(moved), _si(flops) if flops else ""
             table.add_row(target, str(len(costs)), _escape(because), *numbers, _escape(where))
         yield table
+
+
+def _measured(compiled: Compiled) -> Iterator[str]:
+    """One line for each choice of ``mode="max-autotune"``."""
+    targets = {node.name: node.target for node in compiled.graph.nodes}
+    for whose, names in (("lowc's own", compiled.decided.own), ("a library's", compiled.decided.left)):
+        kinds: dict[tuple[str, str], list[str]] = {}
+        for name, why in names.items():
+            kinds.setdefault((targets[name], why), []).append(name)
+        for (target, why), alike in kinds.items():
+            yield f"{target} ({', '.join(alike[:3])}{', …' if len(alike) > 3 else ''}) {whose}, {why}"
 
 
 def _launches(compiled: Compiled) -> tuple[Any, str]:

@@ -71,9 +71,10 @@ def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tenso
     inputs += [Input(key, _tensor_meta(tensor, symbols)) for key, tensor in constants.items()]
     written = {node.args[0].name for node in nodes if node.target == _COPY and isinstance(node.args[0], Ref)}
     marked = tuple(Input(i.name, i.meta, i.name in written) for i in inputs)
-    # Dynamo guards on it: another answer is another compilation.
+    # Dynamo guards on both: another answer is another compilation.
     deterministic = torch.are_deterministic_algorithms_enabled()
-    graph = Graph(name, tuple(symbols.values()), marked, tuple(nodes), outputs, deterministic)
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    graph = Graph(name, tuple(symbols.values()), marked, tuple(nodes), outputs, deterministic, tf32)
     return graph, list(constants.values())
 
 

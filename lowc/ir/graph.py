@@ -63,7 +63,7 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Graph:
     """``deterministic``: results must not depend on timing (``torch.use_deterministic_algorithms``), and memory that nobody has
-    written is filled."""
+    written is filled.  ``tf32``: products of f32 may leave out bits (``torch.backends.cuda.matmul.fp32_precision``)."""
 
     name: str
     symbols: tuple[Symbol, ...]
@@ -71,6 +71,7 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[GraphArg, ...]
     deterministic: bool = False
+    tf32: bool = False
 
 
 def device_of(graph: Graph) -> str:

@@ -32,7 +32,7 @@ def print_graph(g: graph.Graph) -> str:
             comments[where] = f"  # {' '.join(where.split())}"
         return comments[where]
 
-    lines = [f"graph {g.name}({symbols}){' deterministic' if g.deterministic else ''} {{"]
+    lines = [f"graph {g.name}({symbols}){' deterministic' if g.deterministic else ''}{' tf32' if g.tf32 else ''} {{"]
     for item in g.inputs:
         lines.append(f"  input {item.name}: {shown(item.meta)}{' mutated' if item.mutated else ''}")
     for node in g.nodes:

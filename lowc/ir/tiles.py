@@ -11,6 +11,9 @@
 ``row`` and ``column`` are where the hardware has a thread's sum number ``r``, for 64 rows of each 128 threads; the sums of
 further rows, as many again, are those after them.  A tile lies along the depth, ``[rows, 64]`` or ``[depth / 64, rows, 64]``, or
 along its rows, ``[rows / 64, depth, 64]``; how the hardware swizzles it is between the fill and the product and not to be seen.
+
+Factors are f16 or bf16, widened, or f32 of which the last 13 bits are left out (TF32: 8 bits of exponent, 10 of mantissa), which
+is what the hardware does with them.  Tiles of f32 lie along the depth, ``[rows, 32]``, and the engine fills them.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,14 +22,39 @@ from itertools import product
 
 from lowc.ir.index import ZERO, Axis, Index, Opaque, Symbol, atoms, constant, floordiv, ix, mod, split
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Load, Op, Stmt, Store
+from lowc.ir.types import DType, f32, i32
 from lowc.ir.walk import statements
 
 COPY, TMA, WGMMA = "copy", "tma", "wgmma"
 FILLS = (COPY, TMA)
-SPAN = 64  # elements of 16 bits in a row of a tile: the 128 bytes over which the hardware swizzles
+LINE = 128  # bytes of a row of a tile, over which the hardware swizzles
+SPAN = 64  # elements of 16 bits in it
+STEP = 32  # bytes of the depth that an instruction multiplies
+TF32 = -(1 << 13)  # the bits of an f32 that are multiplied
 GROUP = 128  # threads that multiply together, each group 64 rows
 GROUP_ROWS = 64
 BOX = 256  # the most elements along a dimension of a box
+
+
+def span(dtype: DType) -> int:
+    """Elements of a row of a tile."""
+    return LINE // dtype.bytes
+
+
+def tf32(value: Expr) -> Expr:
+    """``value`` of f32 without its last 13 bits."""
+    return Op("bitcast", (Op("and", (Op("bitcast", (value,), i32), Const(TF32, i32)), i32),), f32)
+
+
+def of_tf32(expr: Expr) -> Expr | None:
+    """The value that ``expr`` is without its last 13 bits; None for anything else."""
+    masked = expr.args[0] if isinstance(expr, Op) and expr.name == "bitcast" and expr.dtype == f32 else None
+    if not isinstance(masked, Op) or masked.name != "and":
+        return None
+    word, bits = masked.args
+    if not isinstance(bits, Const) or bits.value != TF32 or not isinstance(word, Op) or word.name != "bitcast":
+        return None
+    return word.args[0] if word.args[0].dtype == f32 else None
 
 
 def row(thread: Index, number: Index) -> Index:
@@ -110,9 +138,11 @@ def fill(stmt: Stmt) -> Fill | None:
         return None
     loops, inside = found
     tile = inside.buffer
-    if tile.space != "shared" or tile.dtype.bits != 16 or inside.index != tuple([ix(f.axis) for f in loops]):
+    if tile.space != "shared" or inside.index != tuple([ix(f.axis) for f in loops]):
         return None
-    if tile.shape != tuple([f.axis.extent for f in loops]) or constant(tile.shape[-1]) != SPAN:
+    if tile.dtype.bits != 16 and (tile.dtype != f32 or loops[0].kind.key != TMA):
+        return None
+    if tile.shape != tuple([f.axis.extent for f in loops]) or constant(tile.shape[-1]) != span(tile.dtype):
         return None
     return Fill(loops[0].kind.key, loops, inside) if is_dense(tile) else None
 
@@ -269,12 +299,14 @@ def tile_product(loop: Stmt) -> TileProduct | None:
     value = inside.value
     if not isinstance(value, Op) or value.name != "product" or value.dtype.name != "f32":
         return None
-    left, right = (narrow_load(a) for a in value.args)
+    left, right = (narrow_load(a) or _single_load(a) for a in value.args)
     if left is None or right is None or left.dtype != right.dtype or inside.index != (ix(threads), ix(numbers)):
         return None
     sizes = [constant(i) for i in (threads.extent, numbers.extent, depths.extent)]
     count, each, depth = [n or 0 for n in sizes]
-    if not count or count % GROUP or not depth or depth % 16:
+    if not count or count % GROUP or not depth or depth * left.dtype.bytes % STEP:
+        return None
+    if left.dtype == f32 and (len(left.buffer.shape), len(right.buffer.shape)) != (2, 2):
         return None
     high = count * GROUP_ROWS // GROUP
     t, r, k = ix(threads), ix(numbers), ix(depths)
@@ -317,6 +349,12 @@ def narrow_load(factor: Expr, space: str = "shared") -> Load | None:
     load = factor.args[0]
     narrow = load.dtype.kind == "f" and load.dtype.bits == 16
     return load if narrow and load.mask is None and load.buffer.space == space else None
+
+
+def _single_load(factor: Expr) -> Load | None:
+    """The load of f32 from a tile of which ``factor`` is what is multiplied."""
+    load = of_tf32(factor)
+    return load if isinstance(load, Load) and load.mask is None and load.buffer.space == "shared" else None
 
 
 # ---------------------------------------------------------------- pipelines

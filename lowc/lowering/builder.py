@@ -87,6 +87,7 @@ class Builder:
 
     ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal) is a call of ATen, "" for a
     loop nest; told last is what is wanted, the "result", "sums" for a backward pass as well, or "gradients".
+    ``tf32``: products of f32 are of what ``ir.tiles.tf32`` leaves of their factors.
     ``convolution``: likewise of (the input, weights, what is made, steps, groups).  ``node``: the name of the node at hand.
     """
 
@@ -101,6 +102,7 @@ class Builder:
         engine: bool = False,
         attention: Attends | None = None,
         convolution: Convolves | None = None,
+        tf32: bool = False,
     ) -> None:
         """``taken``: names that no temp may have."""
         self.choose_parts = choose_parts
@@ -111,6 +113,7 @@ class Builder:
         self.convolution = convolution or (lambda *_: "")
         self.alone = alone
         self.engine = engine
+        self.tf32 = tf32
         self.followed = False
         self.temps: list[Buffer] = []
         self.steps: list[Step] = []

@@ -3,7 +3,7 @@
 An op that has no function, or whose function raises NotLowered, becomes a call of ATen with that reason.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import Any
 
@@ -12,11 +12,12 @@ from lowc.ir import arithmetic, collective
 from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of
 from lowc.ir.index import Index, Symbol, atoms, constant, sole_atom
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
-from lowc.ir.types import DType
+from lowc.ir.types import f32
 from lowc.lowering import choose_product, collectives
+from lowc.lowering.asked import UNDECIDED, Asked, Attends, Convolves, Decided, Whose
 from lowc.lowering.attention import lines_of
 from lowc.lowering.builder import Builder
-from lowc.lowering.matmul import copied_along
+from lowc.lowering.matmul import along_depth, copied_along
 from lowc.lowering.table import ACTIVATION, COPYING, POINTWISE, SIZES, TABLE
 from lowc.lowering.values import Coords, Value, contiguous_strides, whole
 from lowc.options import Options
@@ -26,9 +27,6 @@ ROWS_AT_ONCE = frozenset({"aten._softmax.default", "aten._log_softmax.default"})
 ELEMENTWISE = (POINTWISE.keys() | ACTIVATION.keys()) - ROWS_AT_ONCE
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 Env = dict[str, tuple[Any, ...]]
-Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
-Attends = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str], str]
-Convolves = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool], str]
 
 
 def lower(
@@ -41,31 +39,32 @@ def lower(
     attention: Attends | None = None,
     convolution: Convolves | None = None,
     target: Target | None = None,
+    decided: Decided = UNDECIDED,
 ) -> Module:
     """The module at level LOOPS that computes ``graph``: one kernel for each op, or an extern call with the reason.
 
     The nodes named in ``forbid`` become extern calls whatever they are.  ``alone``: what has a loop nest that is slower than
-    ATen has it nevertheless; there will be no ATen.  ``library``: on a GPU, why a product of tensors of a dtype and of two shapes
-    is ATen's ("" for one of lowc's own), told also whether pointwise ops follow and whether both lie as the engine copies them;
-    all are ATen's if nothing is given.  ``attention``: likewise why attention is ATen's, of a dtype and of queries, keys and
-    values of three shapes, told also whether there is a bias, whether it is causal, whether all lie as the engine copies, and
-    what is wanted ("result", "sums" for a backward pass as well, "gradients").  ``convolution``: likewise why a convolution is
-    ATen's, of a dtype, of an input and weights of two shapes, of what is made, by steps, in groups, told also whether pointwise
-    ops follow; all are ATen's if nothing is given.  ``target``: for what it shall be fast; None where that is all the same.
+    ATen has it nevertheless; there will be no ATen.  ``library``, ``attention``, ``convolution``: as in ``Asked``.  ``target``:
+    for what it shall be fast; None where that is all the same.  ``decided``: what was measured of single nodes.
 
     Raises LowcError for a graph that cannot be expressed at all (e.g. a mutation of what is no strided window), Unsupported for
     one that returns a window of an input at a place that only a call tells.
     """
     taken = [i.name for i in graph.inputs] + [s.name for s in graph.symbols]
     gpu = not device_of(graph).startswith("cpu")
-    always = alone or (options is not None and options.matmul == "own" and not gpu)
+    usual = Asked(options, library, attention, convolution)
 
     def whose(x: Value, y: Value) -> str:
-        if always:
+        options, library, *_ = _asked(decided, usual, builder.node)
+        if why := decided.left.get(builder.node):
+            return why
+        if alone or (options is not None and options.matmul == "own" and not gpu):
             return ""
         if gpu:
             if any(constant(s) == 0 for v in (x, y) for s in (v.strides or ())[-2:]):
                 return "a factor is expanded"
+            if x.dtype == f32 and not (graph.tf32 and along_depth(x, y)):
+                return "lowc's own of f32 are for where TF32 is allowed, of factors that lie along the depth"
             in_lines = copied_along(x) is not None and copied_along(y) is not None
             return "on a GPU" if library is None else library(x.dtype, x.shape, y.shape, builder.followed, in_lines)
         made = all(y.buffer is not entry for entry in inputs)
@@ -74,24 +73,30 @@ def lower(
     def attends(q: Value, k: Value, v: Value, bias: Value | None, causal: bool, wanted: str) -> str:
         if alone:
             return ""
-        if attention is None:
-            own = options is not None and options.attention == "own"
+        if why := decided.left.get(builder.node):
+            return why
+        asked = _asked(decided, usual, builder.node)
+        if asked.attention is None:
+            own = asked.options is not None and asked.options.attention == "own"
             return "" if own else "a library's (lowc's own with option attention='own')"
         in_lines = all(lines_of(x) for x in (q, k, v))
-        return attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted)
+        return asked.attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted)
 
     def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, groups: Index) -> str:
         if alone and not gpu and (target is None or target.kind == "x86"):
             return ""
-        if convolution is None:
+        if why := decided.left.get(builder.node):
+            return why
+        asked = _asked(decided, usual, builder.node)
+        if asked.convolution is None:
             return "a library's (lowc's own in artifacts)"
-        return convolution(x.dtype, x.shape, w.shape, out, steps, groups, builder.followed)
+        return asked.convolution(x.dtype, x.shape, w.shape, out, steps, groups, builder.followed)
 
     inputs: list[Buffer | Symbol | None] = []
     engine = gpu and not alone and library is not None
     builder = Builder(
         taken, gpu, graph.deterministic, atomic=gpu, library=whose, alone=alone, engine=engine, attention=attends,
-        convolution=convolves,
+        convolution=convolves, tf32=engine and graph.tf32,
     )  # fmt: skip
     builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
     builder.used |= {(r.name, r.number) for r in _refs(graph.outputs)}
@@ -115,6 +120,10 @@ def lower(
             )
     outputs = tuple(_outside(builder, r) for r in results)
     return Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
+
+
+def _asked(decided: Decided, usual: Asked, node: str) -> Asked:
+    return decided.asked if node in decided.own else usual
 
 
 def _followed(graph: Graph) -> set[str]:

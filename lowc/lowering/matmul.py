@@ -4,7 +4,8 @@
       acc s = add; for k in K { s add= product(x[b, i, k], y[b, k, j]) }; out[b, i, j] = s
     } } }
 
-Operands of f16 and bf16 are widened, so that they are summed in f32 and rounded once.  What ``alpha``, ``beta`` and the
+Operands of f16 and bf16 are widened, so that they are summed in f32 and rounded once.  Of f32, where the user has allowed it
+(TF32), a GPU multiplies all but the last 13 bits.  What ``alpha``, ``beta`` and the
 added tensor do is an epilogue: an expression of the sum.
 
 On a GPU the engine that brings factors to tensor cores takes rows (or columns) that begin at multiples of 16 bytes.  Large
@@ -15,15 +16,16 @@ from collections.abc import Callable
 from math import prod
 
 from lowc.errors import NotLowered
+from lowc.ir import tiles
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import ONE, Index, constant
 from lowc.ir.nodes import Expr
-from lowc.ir.types import accumulate_dtype
+from lowc.ir.types import DType, accumulate_dtype, f32
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op
 from lowc.lowering.values import Coords, Value, is_one, loop_order
 
-LINE = 8  # elements of 16 bits that the engine copies at least
+LINE = 8  # elements of 16 bits in the 16 bytes at which rows begin that the engine copies
 LARGE = 1 << 18  # elements of a factor from which a copy pays …
 REUSED = 256  # … if each takes part in so many results
 UNKNOWN = 1024  # what a size of the call is taken for
@@ -84,6 +86,7 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
     if b.engine and x.dtype.bytes == 2 and min(len(x.shape), len(y.shape)) > 1:
         x, y = _in_lines(b, x, y.shape[-1]), _in_lines(b, y, x.shape[-2])
     total = accumulate_dtype(x.dtype)
+    factor = tiles.tf32 if b.tf32 and x.dtype == f32 else lambda value: cast(value, total)
     batch = len(x.shape) - 2 if len(y.shape) > 2 else 0
     own = len(x.shape) - 1
     target = b.result(out)
@@ -93,7 +96,7 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
         with b.loop(x.shape[-1], "k") as k:
             left = b.load(x, (*place[:own], k))
             right = b.load(y, (*place[:batch], k, *place[own:]))
-            b.update(acc, "add", op("product", cast(left, total), cast(right, total)))
+            b.update(acc, "add", op("product", factor(left), factor(right)))
         b.store(target, place, epilogue(acc[0], place))
     return target
 
@@ -122,13 +125,18 @@ def copied_along(x: Value) -> int | None:
         return None
     for along in range(max(0, len(x.strides) - 2), len(x.strides)):
         others = [x.strides[d] for d in range(len(x.shape)) if d != along and not is_one(x.shape[d])]
-        if constant(x.strides[along]) == 1 and all(_whole_lines(i) for i in (x.offset, *others)):
+        if constant(x.strides[along]) == 1 and all(_whole_lines(i, x.dtype) for i in (x.offset, *others)):
             return along
     return None
 
 
-def _whole_lines(index: Index) -> bool:
-    return all(c % LINE == 0 for _, c in index.terms)
+def along_depth(x: Value, y: Value) -> bool:
+    """Whether the engine copies both factors of a product along its depth."""
+    return len(y.shape) > 1 and copied_along(x) == len(x.shape) - 1 and copied_along(y) == len(y.shape) - 2
+
+
+def _whole_lines(index: Index, dtype: DType) -> bool:
+    return all(c % (2 * LINE // dtype.bytes) == 0 for _, c in index.terms)
 
 
 def _about(extent: Index) -> int:

@@ -388,9 +388,10 @@ def addcdiv(
 
 def lerp(b: Builder, out: TensorMeta, self: Value, end: Value, weight: Operand) -> Value:
     """From the nearer end, with one rounding of the last product and sum, as ATen has it."""
+    dtype = common_dtype((self, end, weight))
 
     def element(c: Coords) -> Expr:
-        x, y, w = (wide_scalar(b, v, c, self.dtype) for v in (self, end, weight))
+        x, y, w = (wide_scalar(b, v, c, dtype) for v in (self, end, weight))
         step = b.let(op("sub", y, x))
         near = op("lt", op("abs", w), like(0.5, x))
         factor = select(near, w, op("sub", w, like(1.0, x)))

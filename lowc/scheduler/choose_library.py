@@ -9,9 +9,9 @@ section 10 has the measurements).
 from collections.abc import Callable, Sequence
 
 from lowc.ir.index import Index, constant, lower_bound
-from lowc.ir.types import DType
+from lowc.ir.types import DType, f32
 from lowc.options import Options
-from lowc.scheduler.choose_tensor_cores import ABILITY, WAYS, Size, cost
+from lowc.scheduler.choose_tensor_cores import ABILITY, Size, divided
 from lowc.target import Target
 
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool], str]
@@ -39,9 +39,12 @@ def library(target: Target, options: Options) -> Whose:
             return "option numerics='strict'"
         if ABILITY not in target.ops:
             return f"lowc's own are for compute capability 9.0, not {target.cpu}"
-        if dtype.bits != 16:
-            return f"lowc's own are of f16 and bf16, not {dtype}"
-        if len(x) < 2 or len(y) < 2 or any(constant(n) in (0, 1) for n in (*x[-2:], y[-1])):
+        if dtype.bits != 16 and dtype != f32:
+            return f"lowc's own are of f16, bf16 and f32, not {dtype}"
+        if dtype == f32 and options.matmul != "own":
+            return "lowc's own of f32 are for option matmul='own'"
+        vector = len(x) < 2 or len(y) < 2 or constant(x[-2]) == 1 or constant(y[-1]) == 1
+        if any(constant(n) == 0 for n in (*x, *y)) or (vector and (dtype == f32 or options.matmul != "own")):
             return "no product of two matrices"
         if (lower_bound(x[-1]) or 0) < 1:
             return "its depth may be 0"
@@ -73,11 +76,11 @@ def _slower(x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bo
 def gain_of(size: Size, followed: bool, in_lines: bool, processors: int) -> float:
     """About how many times as long as lowc's own the library takes, with the pointwise kernel after it."""
     elements = size.batch * size.rows * size.columns
-    theirs = (SPEED if in_lines else BROKEN) * SPAN * min(cost(size, way, processors) for way in WAYS)
+    theirs = (SPEED if in_lines else BROKEN) * SPAN * divided(size, processors)[0]
     if followed:
         theirs += POINTWISE + 4 * elements / MEMORY
     work = Size(size.batch, size.rows, size.columns, size.depth, WORK if followed else 0)
-    ours = SPAN * min(cost(work, way, processors) for way in WAYS)
+    ours = SPAN * divided(work, processors)[0]
     if not in_lines:
         ours += 2 * POINTWISE + 4 * size.batch * size.depth * (size.rows + size.columns) / COPIED
     return theirs / ours

@@ -1,30 +1,46 @@
 """Choosing how tensor cores do a contraction.
 
 A product takes rounds of tiles over the multiprocessors.  A tile takes a time for each span of the depth, and a time at its end:
-for what is made of its sums, during which tensor cores wait, unless a second team of threads multiplies meanwhile.  All times are
-in spans of a tile of 128 x 256, which take 1024 cycles if nothing is in the way (docs/design.md section 10).
+for what is made of its sums, during which tensor cores wait, unless a second team of threads multiplies meanwhile.  Factors come
+no faster than memory has them.  Where tiles are few, the depth goes in slices (``slice_depth``), which then cost a kernel that
+adds them up.  All times are in spans of a tile of 128 x 256, which take 1024 cycles if nothing is in the way (docs/design.md
+section 10).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 from lowc.errors import ScheduleError
 from lowc.ir import tiles
+from lowc.ir.index import constant
 from lowc.ir.nodes import For, Kernel, Load, Stmt, Store
 from lowc.ir.walk import exprs, parts
 from lowc.scheduler.contraction import Contraction, find, innermost
 from lowc.scheduler.nest import estimate, weight
+from lowc.scheduler.slice_depth import slice_of
 from lowc.scheduler.tensor_cores import TensorCores, narrow
 from lowc.scheduler.tile_epilogue import STRIP
 from lowc.target import Target
 
 ABILITY = "wgmma"
 SHARED = 226 << 10  # bytes for the ring of tiles and the strips, of the 227 KB that a block may have
+LONG = 2048  # bytes of the depth from which tiles of few columns, whose sums threads store, are for products of few rows
 LEAST_STAGES = 3
+STAGES = 8  # at most; twice as many of narrow tiles, so that as much is under way
 START = 1.5  # until the first tiles are there
 RASTER = 8  # rows of tiles that are done together
 LOADED = 2  # what an element that an epilogue loads costs, in cheap instructions
 ISSUE = 131072  # sums of which a multiprocessor computes one cheap instruction each while a span lasts
+MEMORY = 2.4e6  # bytes that memory moves while a span lasts
+TOGETHER = 0.1  # what is left of the shorter of both where multiplying and reading memory go on at one time
+ADDING = 4.0  # what a kernel that adds up slices takes besides moving them
+DEEP = 4  # spans of the depth that a slice has at least
+MOST_SLICES = 32
+PARTS = 64 << 20  # bytes of sums of slices at most
+BESIDE = 2.0  # what a second launch takes beside what is done in it
+FILLED = 0.95  # of the last round, at least, where rows are a launch of their own
+SAVED = 0.95  # of the time that a product takes in one piece, at most, for slices or two launches to be worth it
 TRIES = 4  # ways that are tried, best first, should one not be legal
 
 
@@ -51,6 +67,7 @@ WAYS = (
     Way((128, 64), 2, 1, 0.44, 0.6),
     Way((64, 128), 1, 1, 0.40, 0.9),
     Way((64, 64), 1, 1, 0.30, 0.6),
+    Way((64, 32), 1, 1, 0.25, 0.5),
     Way((128, 128), 1, 2, 0.53, 1.1),
     Way((64, 256), 1, 2, 0.60, 1.1),
 )
@@ -60,7 +77,7 @@ NARROW = 128  # columns of a tile at most where threads copy: they need register
 @dataclass(frozen=True, slots=True)
 class Size:
     """Of a product: how many there are (``batch``), and ``rows``, ``columns``, ``depth`` of each.  ``work``: what is made of an
-    element of it, in cheap instructions; ``stored``: bytes of what is stored for it."""
+    element of it, in cheap instructions; ``stored``: bytes of what is stored for it; ``width``: bytes of a factor's element."""
 
     batch: int
     rows: int
@@ -68,10 +85,11 @@ class Size:
     depth: int
     work: int = 0
     stored: int = 2
+    width: int = 2
 
 
 def choices(kernel: Kernel, target: Target) -> tuple[TensorCores, ...]:
-    """Ways to do ``kernel`` if that is one contraction of 16-bit factors, best first; none if it is none."""
+    """Ways to do ``kernel`` if that is one contraction for tensor cores, best first; none if it is none."""
     found = contraction(kernel, target)
     if found is None or found.rows is None:
         return ()
@@ -91,7 +109,7 @@ def _steps(found: Contraction, size: Size, way: Way, copies: tuple[str, str], ta
     most = 3 if wide // STRIP == 3 else min(2, wide // STRIP)
     for strips in (most, 1, 0):
         left = SHARED - strips * way.teams * high * STRIP * size.stored
-        stages = min(left // (2 * tiles.SPAN * (high + wide)), 8)
+        stages = min(left // (tiles.LINE * (high + wide)), STAGES * (2 if wide < STRIP else 1))
         if stages >= LEAST_STAGES:
             axis = found.outer[0].axis.name
             yield TensorCores(axis, way.tile, stages, copies, target.cores, RASTER, way.groups, way.teams, strips)
@@ -114,13 +132,72 @@ def contraction(kernel: Kernel, target: Target) -> Contraction | None:
 def cost(size: Size, way: Way, processors: int) -> float:
     """About how long products take that way."""
     high, wide = way.tile
+    if wide < STRIP and (size.rows > high or size.depth * size.width < LONG):
+        return inf
     blocks = size.batch * -(-size.rows // high) * -(-size.columns // wide)
     rounds = -(-blocks // processors)
-    multiplied = -(-size.depth // tiles.SPAN) * way.span
+    multiplied = -(-size.depth * size.width // tiles.LINE) * way.span
     end = way.end + high * wide * size.work / ISSUE
+    moved = size.width * size.depth * (size.rows + size.columns) + size.stored * size.rows * size.columns
+    come = size.batch * moved / MEMORY
     if way.teams == 1:
-        return START + rounds * (multiplied + end)
-    return START + max(rounds * multiplied + end, -(-rounds // way.teams) * (multiplied + end))
+        work = rounds * (multiplied + end)
+    else:
+        work = max(rounds * multiplied + end, -(-rounds // way.teams) * (multiplied + end))
+    return START + max(come, work) + TOGETHER * min(come, work)
+
+
+def plans(size: Size, processors: int) -> Iterator[tuple[float, int, Way]]:
+    """(about how long it takes, slices of the depth, way) of all that can be done with products."""
+    sums, span = size.batch * size.rows * size.columns, tiles.LINE // size.width
+    for count in range(1, max(1, min(MOST_SLICES, size.depth // (DEEP * span), PARTS // (4 * max(1, sums)))) + 1):
+        deep = slice_of(size.depth, count, span)
+        if (count - 1) * deep >= size.depth:
+            continue
+        part, added = size, 0.0
+        if count > 1:
+            part = Size(size.batch * count, size.rows, size.columns, deep, 0, 0, size.width)
+            added = ADDING + sums * (8 * count + size.stored) / MEMORY
+        for way in WAYS:
+            yield cost(part, way, processors) + added, count, way
+
+
+def best(size: Size, processors: int) -> tuple[float, int]:
+    """About how long products take at best, and in how many slices of their depth."""
+    every = [(time, count) for time, count, _ in plans(size, processors)]
+    whole = min(p for p in every if p[1] == 1)
+    divided = min((p for p in every if p[1] > 1), default=whole)
+    return divided if divided[0] < SAVED * whole[0] else whole
+
+
+def divided(size: Size, processors: int) -> tuple[float, int]:
+    """About how long products take at best, and how many of their rows are a launch of their own, which fills all processors for
+    whole rounds of tiles; 0 if all are one product."""
+    whole = best(size, processors)[0]
+    found = whole * SAVED, 0
+    for way in sorted(WAYS, key=lambda way: cost(size, way, processors))[:TRIES]:
+        high, wide = way.tile
+        across = size.batch * -(-size.columns // wide)
+        bands = -(-size.rows // high) * across // processors * processors // across
+        rows = bands * high
+        if 0 < rows < size.rows and bands * across >= FILLED * processors:
+            parts = [best(replace(size, rows=n), processors)[0] for n in (rows, size.rows - rows)]
+            found = min(found, (sum(parts) + BESIDE, rows))
+    return found if found[1] else (whole, 0)
+
+
+def _known(found: Contraction) -> bool:
+    return all(constant(f.axis.extent) is not None for f in (*found.outer, found.depth))
+
+
+def first_rows(found: Contraction, target: Target) -> int:
+    """How many rows of a product are a launch of their own; 0 if all are one."""
+    return divided(size_of(found), target.cores)[1] if _known(found) else 0
+
+
+def slices(found: Contraction, target: Target) -> int:
+    """In how many slices of its depth a product is done, by a kernel for each tile of each and one that adds them up."""
+    return best(size_of(found), target.cores)[1] if _known(found) else 1
 
 
 def size_of(found: Contraction) -> Size:
@@ -137,4 +214,4 @@ def size_of(found: Contraction) -> Size:
     work = sum(weight(e, seen) for s in rest for e in exprs(s))
     loaded = {id(p) for s in rest for e in exprs(s) for p in parts(e) if isinstance(p, Load)}
     stored = sum(s.buffer.dtype.bytes for s in rest if isinstance(s, Store))
-    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored)
+    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored, narrow(found.left).dtype.bytes)

@@ -20,6 +20,9 @@
 stored.  Results that the copying engine cannot store (rows that are no multiple of 16 bytes) threads store themselves, without
 strips.  Tiles are numbered so that blocks at work at one time share rows and columns in the L2 cache.
 
+Factors of f32 whose last bits are left out (TF32, ``ir/tiles.py``) are the same with 32 elements where there are 64 of 16 bits,
+if both lie along the depth.
+
 With two ``teams`` of threads the turns are ``teams(2)``: while one team computes and stores what it makes of its sums, the other
 multiplies.
 """
@@ -43,7 +46,7 @@ from lowc.ir.index import (
 )
 from lowc.ir.nodes import SERIAL, Alloc, Buffer, Expr, For, Kind, Load, Op, Stmt, Store
 from lowc.ir.types import f32
-from lowc.ir.walk import Substitution, both, with_mask, zero_outside
+from lowc.ir.walk import Substitution, both, free_atoms, with_mask, zero_outside
 from lowc.scheduler.contraction import Contraction, contiguous, find
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.rename import coordinate, fresh
@@ -82,12 +85,21 @@ def tensor_cores(loop: For, step: TensorCores, taken: set[str]) -> tuple[Stmt, .
 
 
 def narrow(factor: Expr) -> Expr:
-    """The 16-bit value that ``factor`` is the widening of; raises ScheduleError if it is none."""
+    """The value that tiles have of ``factor``: of 16 bits, of which it is the widening, or of f32, which is multiplied as TF32.
+    Raises ScheduleError if there is none."""
     if isinstance(factor, Op) and factor.name == "cast" and factor.dtype == f32:
         value = factor.args[0]
         if value.dtype.kind == "f" and value.dtype.bits == 16:
             return value
-    raise ScheduleError("a factor is no value of 16 bits")
+    single = tiles.of_tf32(factor)
+    if single is None:
+        raise ScheduleError("a factor is no value of 16 bits")
+    return single
+
+
+def widened(value: Expr) -> Expr:
+    """What is multiplied of ``value``, which tiles have: the other way round."""
+    return tiles.tf32(value) if value.dtype == f32 else Op("cast", (value,), f32)
 
 
 class Tiler:
@@ -101,6 +113,7 @@ class Tiler:
         self.at_a_time = step.groups * tiles.GROUP_ROWS
         if self.high % self.at_a_time:
             raise ScheduleError(f"{self.high} rows for {step.groups} groups of threads, each {tiles.GROUP_ROWS} at a time")
+        self.span = tiles.span(narrow(found.left).dtype)
         self.lets: list[Stmt] = []
         self.at: dict[Atom, Index] = {}
 
@@ -152,18 +165,17 @@ class Tiler:
         each = self.high * self.wide // self.threads
         shape, strides = (ix(self.threads), ix(each)), (ix(each), ix(1))
         sums = Buffer(fresh("sums", self.taken), f32, shape, strides, "local")
-        turns = (self.found.depth.axis.extent + (tiles.SPAN - 1)) // tiles.SPAN
+        turns = (self.found.depth.axis.extent + (self.span - 1)) // self.span
         outer = self.axis(f"{self.found.depth.axis.name}_o", turns)
         left, left_fill = self.fill("left", self.found.left, self.rows, self.high, outer, self.step.copies[0])
         right, right_fill = self.fill("right", self.found.right, self.columns, self.wide, outer, self.step.copies[1])
         thread, number = self.axis("t", self.threads), self.axis("r", each)
-        deep = self.axis("k", tiles.SPAN)
+        deep = self.axis("k", self.span)
         t, r, k = ix(thread), ix(number), ix(deep)
         row = tiles.row_of_many(t, r, self.wide // 2, self.at_a_time)
         column = tiles.column_of_many(t, r, self.wide // 2)
-        factors = tuple([
-            Op("cast", (Load(buffer, tiles.place(buffer, where, k)),), f32) for buffer, where in ((left, row), (right, column))
-        ])  # fmt: skip
+        places = ((left, row), (right, column))
+        factors = tuple([widened(Load(buffer, tiles.place(buffer, where, k))) for buffer, where in places])
         add = Store(sums, (t, r), Op("product", factors, f32), None, "add")
         instruction = For(number, (For(deep, (add,)),), Kind("instr", 0, tiles.WGMMA))
         multiply = For(thread, (instruction,), Kind("thread", self.threads))
@@ -174,8 +186,13 @@ class Tiler:
         """The tile of ``factor``, and the nest that fills it with ``size`` places along ``across``."""
         value = narrow(factor)
         depth = self.found.depth.axis
-        i, k = self.axis(across.name, tiles.SPAN), self.axis("k", tiles.SPAN)
+        # a slice of a depth is whole spans, and the factor itself says where the depth ends
+        sliced = isinstance(value, Load) and value.mask is not None and depth in free_atoms(value.mask)
+        sliced = sliced and (constant(depth.extent) or 1) % self.span == 0
+        i, k = self.axis(across.name, self.span), self.axis("k", self.span)
         if contiguous(factor, across) and not contiguous(factor, depth):
+            if value.dtype == f32:
+                raise ScheduleError("tiles of f32 lie along the depth")
             if size % tiles.SPAN:
                 raise ScheduleError(f"{size} columns are no whole rows of a tile")
             chunk = self.axis("c", size // tiles.SPAN)
@@ -185,10 +202,10 @@ class Tiler:
             axes, position = (i, k), ix(i)
         shape = tuple([a.extent for a in axes])
         tile = Buffer(fresh(name, self.taken), value.dtype, shape, contiguous_strides(shape), "shared")
-        at = {**self.at, across: self.at[across] + position, depth: ix(outer) * tiles.SPAN + k}
+        at = {**self.at, across: self.at[across] + position, depth: ix(outer) * self.span + k}
         value = Substitution(at).expr(value)
         inside: Expr | None = None
-        for axis in (depth, across, *self.batch):
+        for axis in (*(() if sliced else (depth,)), across, *self.batch):
             inside = both(inside, less(at[axis], axis.extent))
         assert inside is not None
         value = with_mask(value, inside, {})

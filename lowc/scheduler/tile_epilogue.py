@@ -48,10 +48,10 @@ class Epilogue:
 
     def nest(self, sums: Buffer) -> For:
         """The loop over strips, or over threads where nothing goes through strips."""
-        strip = self.axis("c", self.wide // STRIP)
+        strip = self.axis("c", -(-self.wide // STRIP))
         staged: dict[int, Buffer] = {}
         drains: list[For] = []
-        for stmt in self.rest if self.strips else ():
+        for stmt in self.rest if self.strips and self.wide >= STRIP else ():
             found = self.drain(stmt, strip) if isinstance(stmt, Store) else None
             if found is not None:
                 staged[id(stmt)], nest = found
@@ -90,7 +90,7 @@ class Epilogue:
         """What threads make of their sums: of those of a ``strip``, or of all, two neighbours at a time."""
         thread, half, lane = self.axis("t", self.threads), self.axis("h", 2), self.axis("v", 2)
         block = self.axis("q", self.high // self.at_a_time)
-        part, piece = self.axis("n", STRIP // PART), self.axis("j", PART // PIECE)
+        part, piece = self.axis("n", min(self.wide, STRIP) // PART), self.axis("j", PART // PIECE)
         row = tiles.row(ix(thread), ix(half) * 2) + ix(block) * self.at_a_time
         within = ix(piece) * PIECE + tiles.column(ix(thread), ix(0))
         first = ix(strip) * STRIP + ix(part) * PART + within

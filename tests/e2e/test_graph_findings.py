@@ -342,3 +342,11 @@ def test_log_softmax_is_contiguous(shape: tuple[int, ...]) -> None:
         ours, eager = compiled(F.log_softmax)(x, dim), F.log_softmax(x, dim)
         torch.testing.assert_close(ours, eager)
         assert ours.stride() == eager.stride()
+
+
+def test_lerp_of_scalars_by_a_wider_weight() -> None:
+    """Of tensors without dimensions the widest dtype is that of the result, and all is computed in it."""
+    start, end, weight = torch.tensor(0.75), torch.tensor(-1.25), torch.tensor(0.3, dtype=torch.float64)
+    for x, y in ((start, end), (start.bfloat16(), end.bfloat16())):
+        assert torch.equal(compiled(torch.lerp)(x, y, weight), torch.lerp(x, y, weight))
+        assert torch.equal(compiled(torch.lerp)(x, y, weight.float()), torch.lerp(x, y, weight.float()))

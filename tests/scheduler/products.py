@@ -24,17 +24,20 @@ RIGHT = {"n": "y[k, j]", "t": "y[j, k]"}
 def product(
     m: int | str, n: int | str, k: int | str, form: str = "nt", batch: int = 0, dtype: str = "bf16", result: str = "{s}"
 ) -> Kernel:
-    """out = f(x @ y + bias) @SCHEDULED; extents that are names are sizes.  ``form``: n or t for each factor."""
+    """out = f(x @ y + bias) @SCHEDULED; extents that are names are sizes.  ``form``: n or t for each factor.  Of f32: as TF32."""
     b, at = (f"{batch}, ", "b, ") if batch else ("", "")
     x = f"{m}, {k}" if form[0] == "n" else f"{k}, {m}"
     y = f"{k}, {n}" if form[1] == "n" else f"{n}, {k}"
     left, right = (text.replace("[", f"[{at}") for text in (LEFT[form[0]], RIGHT[form[1]]))
+    stored = f"{result.format(s='s')} + " + ("bias[j]" if dtype == "f32" else "f32(bias[j])")
+    stored = stored if dtype == "f32" else f"{dtype}({stored})"
     names = [e for e in dict.fromkeys((m, n, k)) if isinstance(e, str)]
     sizes = "".join(f"{s}: size 1.. ~ 40, " for s in names)
+    left, right = (f"bitcast:f32(bitcast:i32({v}) & -8192:i32)" if dtype == "f32" else f"f32({v})" for v in (left, right))
     nest = f"""for i in {m} {{ for j in {n} {{
         acc s: f32 = add
-        for k in {k} {{ s add= product(f32({left}), f32({right})) }}
-        out[{at}i, j] = {dtype}({result.format(s="s")} + f32(bias[j]))
+        for k in {k} {{ s add= product({left}, {right}) }}
+        out[{at}i, j] = {stored}
     }} }}"""
     params = f"x: {dtype}[{b}{x}], y: {dtype}[{b}{y}], bias: {dtype}[{n}], out: {dtype}[{b}{m}, {n}]"
     body = f"for b in {batch} {{ {nest} }}" if batch else nest

@@ -11,7 +11,7 @@ from lowc.backends.nvptx import default
 from lowc.ir.index import Index, Symbol, ix
 from lowc.ir.nodes import Extern, Launch, Module
 from lowc.ir.printer import print_module
-from lowc.ir.types import bf16, f16, f32
+from lowc.ir.types import bf16, f16, f32, f64
 from lowc.lowering import lower as lowering
 from lowc.options import Options
 from lowc.scheduler import pipeline
@@ -46,7 +46,8 @@ def test_lowc_s_own_where_rows_begin_anywhere() -> None:
 def test_what_is_the_library_s_whatever_follows() -> None:
     assert "only the call tells" in said(ix(Symbol("m", 1, None, 4096)), 4096, 4096, followed=True)
     assert "small" in said(16, 4096, 4096, followed=True)
-    assert "not f32" in said(4096, 4096, 4096, followed=True, dtype=f32)
+    assert "not f64" in said(4096, 4096, 4096, followed=True, dtype=f64)
+    assert "option matmul='own'" in said(4096, 4096, 4096, followed=True, dtype=f32)
     depth = ix(Symbol("k", 0))
     assert "depth may be 0" in library(TARGET, Options())(bf16, (ix(64), depth), (depth, ix(64)), True, True)
     older = replace(TARGET, ops=TARGET.ops - {"wgmma"}, cpu="sm_80")

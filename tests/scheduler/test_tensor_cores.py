@@ -34,6 +34,33 @@ def test_meaning_is_kept(shape: tuple[int, int, int], form: str) -> None:
     np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
 
 
+@pytest.mark.parametrize("shape", [(136, 72, 80), (3, 8, 4), (65, 130, 36)], ids=str)
+def test_tf32(shape: tuple[int, int, int]) -> None:
+    """Factors of f32 without their last bits, along the depth, 32 elements in a row of a tile."""
+    kernel = product(*shape, "nt", dtype="f32")
+    done = scheduled(kernel, blocks=2)
+    verify_kernel_threads(done)
+    assert keys(done)[:3] == ["tma", "tma", "wgmma"]
+    found = tiles.pipeline(tiles.pipelines(done.body)[0])
+    assert found is not None
+    assert [str(t.shape[-1]) for t in found.tiles] == ["32", "32"]
+    np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
+
+
+def test_f32_is_not_for_tensor_cores_in_any_other_layout_or_whole() -> None:
+    for shape, form in (((128, 128, 64), "nn"), ((128, 128, 64), "tt"), ((128, 128, 63), "nt")):
+        kernel = product(*shape, form, dtype="f32")
+        with pytest.raises(AssertionError, match="no schedule"):
+            scheduled(kernel)
+        (step,) = machine(kernel).steps  # it has the schedules of any other nest
+        assert isinstance(step, Launch)
+        assert not keys(step.kernel)
+    whole = print_kernel(product(64, 64, 64, dtype="f32"))
+    other = whole.replace("-8192:i32", "-4096:i32")
+    assert other != whole
+    assert choose_tensor_cores.choices(parse_kernel(other), TARGET) == ()
+
+
 TEAMS = {"groups": 1, "teams": 2, "blocks": 2}
 
 
@@ -41,12 +68,13 @@ TEAMS = {"groups": 1, "teams": 2, "blocks": 2}
     "changed",
     [
         {"tile": (128, 128)}, {"tile": (64, 64), "groups": 1}, {"tile": (256, 64)}, {"tile": (128, 192), "strips": 3},
-        {"group": 1}, {"blocks": 1}, {"strips": 0}, {"strips": 1}, {"tile": (128, 64), **TEAMS}, {"tile": (64, 128), **TEAMS},
+        {"tile": (64, 32), "groups": 1}, {"group": 1}, {"blocks": 1}, {"strips": 0}, {"strips": 1},
+        {"tile": (128, 64), **TEAMS}, {"tile": (64, 128), **TEAMS},
     ],
     ids=str,
 )  # fmt: skip
 def test_any_tile_and_grid(changed: dict[str, object]) -> None:
-    kernel = product(200, 136, 72, "nn", result="{s} * {s}")
+    kernel = product(200, 136, 72, "nt" if changed.get("tile") == (64, 32) else "nn", result="{s} * {s}")
     done = scheduled(kernel, **changed)
     verify_kernel_threads(done)
     np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
@@ -211,7 +239,9 @@ def test_every_way_leaves_memory_for_the_ring() -> None:
 
 def test_small_products_have_small_tiles_and_heavy_epilogues_teams() -> None:
     assert chosen(8192, 8192, 8192)[0] == "128x256"
-    assert chosen(64, 4096, 4096)[0] == "64x64"
+    assert chosen(128, 4096, 4096)[0] == "64x64"
+    assert chosen(16, 4096, 4096)[0] == "64x32"
+    assert keys(scheduled(product(16, 4096, 4096, "nn")))[:3] == ["tma", "tma", "wgmma"]  # 32 columns side by side are no tile
     heavy = "{s} * f32(out[i, j]) / ({s} + 1.5) / ({s} + 2.5) / ({s} + 3.5) / ({s} + 4.5)"
     assert "teams" in chosen(16384, 3072, 768, result=heavy)[0]
     assert "teams" in chosen(512, 512, 128, batch=64, form="nn")[0]

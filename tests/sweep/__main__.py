@@ -19,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--ops", help="names as in op_db, comma-separated (add, div.floor_rounding); default: all")
     p.add_argument("--dtypes", help="names as float32, comma-separated; default: all that an op declares")
+    p.add_argument("--device", default="cpu", help="cpu or cuda: where tensors are, in eager and compiled (default: cpu)")
     p.add_argument("--out", type=Path, help="file of results, one line of JSON for each op, dtype and direction")
     p.add_argument("--resume", action="store_true", help="leave out what --out has already")
     p.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
@@ -43,18 +44,18 @@ def tasks(arguments: argparse.Namespace) -> list[Task]:
     unknown = [n for n in named if n not in entries()]
     if unknown:
         sys.exit(f"no such op in op_db: {', '.join(unknown)}")
-    found = []
+    found, device = [], arguments.device
     for dtype in arguments.dtypes.split(",") if arguments.dtypes else DTYPES:
         for name in named:
             op = entries()[name]
             kind = getattr(torch, dtype)
-            if not op.supports_dtype(kind, "cpu"):
+            if not op.supports_dtype(kind, device):
                 continue
-            differentiable = op.supports_autograd and kind in op.supported_backward_dtypes("cpu")
+            differentiable = op.supports_autograd and kind in op.supported_backward_dtypes(device)
             for grad in (False, True) if differentiable else (False,):
                 if arguments.direction in (None, "backward" if grad else "forward"):
                     found.append(
-                        Task(name, dtype, grad, arguments.samples, arguments.layouts, arguments.check)
+                        Task(name, dtype, grad, arguments.samples, arguments.layouts, arguments.check, device)
                     )
     return found
 

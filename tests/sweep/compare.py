@@ -13,11 +13,11 @@ from torch.testing._internal.common_device_type import toleranceOverride
 SUITES = {None, "TestCommon", "TestInductorOpInfo", "TestDecomp", "TestUnaryUfuncs", "TestReductions", "TestGradients"}
 
 
-def tolerances(op: Any, dtype: torch.dtype) -> tuple[float, float]:
+def tolerances(op: Any, dtype: torch.dtype, device: str = "cpu") -> tuple[float, float]:
     """(rtol, atol): torch's own for ``dtype``, or what the OpInfo grants this op if that is more."""
     rtol, atol = default_tolerances(dtype)
     for info in op.decorators:
-        if getattr(info, "cls_name", "") not in SUITES or info.device_type not in (None, "cpu"):
+        if getattr(info, "cls_name", "") not in SUITES or info.device_type not in (None, device):
             continue
         for inner in info.decorators:
             if isinstance(inner, toleranceOverride) and dtype in inner.d:
@@ -52,7 +52,7 @@ def difference(
 def _one(a: Any, b: Any, c: Any, op: Any, values: bool, gradient: bool) -> str | None:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return None if a is None and b is None else f"{type(a).__name__}, not {type(b).__name__}"
-    if (a.dtype, a.shape, a.requires_grad) != (b.dtype, b.shape, b.requires_grad):
+    if (a.dtype, a.shape, a.requires_grad, a.device) != (b.dtype, b.shape, b.requires_grad, b.device):
         return f"{_type(a)}, not {_type(b)}"
     a, b = a.detach().resolve_conj().resolve_neg(), b.detach().resolve_conj().resolve_neg()
     if b.layout != torch.strided or b.is_nested or b.is_quantized:
@@ -73,7 +73,7 @@ def _one(a: Any, b: Any, c: Any, op: Any, values: bool, gradient: bool) -> str |
 
 
 def _type(x: Tensor) -> str:
-    return f"{x.dtype}{list(x.shape)}" + (" with gradient" if x.requires_grad else "")
+    return f"{x.dtype}{list(x.shape)}" + (" with gradient" if x.requires_grad else "") + ("" if x.is_cpu else f" on {x.device}")
 
 
 def _steps(x: Tensor) -> list[int]:
@@ -88,7 +88,7 @@ def _real(c: Any) -> Tensor | None:
 
 
 def _floats(a: Tensor, b: Tensor, c: Tensor | None, op: Any, dtype: torch.dtype, zeros: bool) -> str | None:
-    rtol, atol = tolerances(op, dtype)
+    rtol, atol = tolerances(op, dtype, b.device.type)
     if c is not None and c.shape != b.shape:
         c = None
     narrow = b.dtype in (torch.float16, torch.bfloat16)

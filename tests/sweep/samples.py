@@ -95,12 +95,14 @@ def name_of(op: Any) -> str:
     return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
 
 
-def cases(op: Any, dtype: torch.dtype, grad: bool, limit: int | None, layouts: int) -> Iterator[Case]:
+def cases(
+    op: Any, dtype: torch.dtype, grad: bool, limit: int | None, layouts: int, device: str = "cpu"
+) -> Iterator[Case]:
     """The first ``limit`` distinct samples of ``op``, and the variants of the first ``layouts`` of them."""
     torch.manual_seed(0)
     seen: set[str] = set()
     tried = 0
-    for number, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=grad)):
+    for number, sample in enumerate(op.sample_inputs(device, dtype, requires_grad=grad)):
         leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
         finish = sample.output_process_fn_grad if grad else _unchanged
         case = Case(number, "", tuple(leaves), spec, op.op, finish)
@@ -210,7 +212,7 @@ def copied(x: Tensor) -> Tensor:
     """A leaf with the same strides, also where they overlap, and a storage of its own."""
     if x.layout != torch.strided or x.is_nested:
         return x.detach().clone().requires_grad_(x.requires_grad)
-    new = torch.empty(0, dtype=x.dtype)
+    new = torch.empty(0, dtype=x.dtype, device=x.device)
     new.set_(x.untyped_storage().clone(), x.storage_offset(), x.shape, x.stride())
     if x.is_conj():
         new = torch._conj(new)

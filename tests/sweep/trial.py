@@ -101,7 +101,7 @@ def cotangent(end: Tensor) -> Tensor:
     if end.layout != torch.strided:
         return torch.ones_like(end)
     values = torch.linspace(0.5, 1.5, end.numel(), dtype=torch.float64)
-    return values.reshape(end.shape).to(end.dtype)
+    return values.reshape(end.shape).to(end.dtype).to(end.device)
 
 
 def graph_module(case: Case, count: int) -> fx.GraphModule:
@@ -138,6 +138,8 @@ def _judged(made: list[tuple[Graph, Any]]) -> Outcome:
 
 def _blamed(error: Exception, case: Case, tensors: list[Tensor], grad: bool) -> Outcome:
     """Refused if AOTAutograd without lowc raises as well, else lowc's error."""
+    if "CUDA error" in str(error):  # after a fault on a GPU all that follows would raise, too
+        return Outcome("error", _say(error))
     try:
         _plainly(case, tensors, grad)
     except Exception as other:
@@ -205,7 +207,7 @@ def _redrawn(x: Tensor, seed: int) -> Tensor:
     if not x.is_floating_point() or 0 in x.stride():
         return x
     draw = torch.Generator().manual_seed(seed)
-    factor = 1 + 0.1 * torch.randn(x.shape, generator=draw, dtype=torch.float64)
+    factor = (1 + 0.1 * torch.randn(x.shape, generator=draw, dtype=torch.float64)).to(x.device)
     changed = copied(x.detach())
     return changed.copy_(x.detach().double() * factor).requires_grad_(x.requires_grad)
 

@@ -7,6 +7,7 @@ became of it.  When it dies, the sample that it had announced is a "crash"; when
 
 import logging
 import multiprocessing
+import os
 import resource
 import time
 import warnings
@@ -38,6 +39,7 @@ class Task:
     limit: int | None = None
     layouts: int = 2
     check: bool = False
+    device: str = "cpu"
 
     @property
     def key(self) -> str:
@@ -193,7 +195,7 @@ def static_messages(task: Task, skip: int) -> Iterator[tuple[Any, ...]]:
     from tests.sweep.trial import attempt
 
     op = entries()[task.op]
-    samples = cases(op, getattr(torch, task.dtype), task.grad, task.limit, task.layouts)
+    samples = cases(op, getattr(torch, task.dtype), task.grad, task.limit, task.layouts, task.device)
     number = 0
     while True:
         try:
@@ -209,3 +211,5 @@ def static_messages(task: Task, skip: int) -> Iterator[tuple[Any, ...]]:
         yield "try", case.number, case.variant
         out = attempt(op, case, task.grad, task.check)
         yield "result", out.status, out.detail, [f"{t}: {why}" for t, why in out.externs], out.targets
+        if task.device != "cpu" and "CUDA error" in out.detail:  # nothing runs in a process after a fault on a GPU
+            os._exit(1)

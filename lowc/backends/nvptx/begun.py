@@ -3,12 +3,13 @@
 What a product adds up goes through the wait, so that nobody reads it before: each piece takes and gives all of its sums.
 """
 
-from lowc.backends.nvptx.multiply import ADDRESS, STEP, SWIZZLED, UNIT
+from lowc.backends.nvptx.multiply import ADDRESS, SWIZZLED, UNIT
 from lowc.backends.nvptx.thread import Thread
 from lowc.ir.relays import HeldProduct
 from lowc.ir.tiles import SPAN, TileProduct
 from lowc.ir.types import DType
 
+STEP = 16  # elements of the depth, of 16 bits, that an instruction multiplies
 ATOM = SPAN * 2 >> 4  # a row of a tile, in a descriptor's measure
 
 

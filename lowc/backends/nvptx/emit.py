@@ -197,7 +197,11 @@ class Emitter:
         """Which threads carry out a store: one of those that do the same, in local memory each."""
         name = stmt.buffer.name
         if stmt.buffer.space == "local":
-            return self.counted(name) if stmt.reducer else self.t.active
+            if stmt.reducer and name in self.t.groups:
+                return self.counted(name)
+            if stmt.reducer and self.plan.over.get(name):
+                raise CodegenError(f"threads add to {name}, of which each has its own and which is no accumulator")
+            return self.t.active
         used = frozenset(d for d, n in self.t.threads.items() if n > 1)
         return self.also(self.first_of(used - self.t.open), self.t.active)
 
@@ -207,8 +211,6 @@ class Emitter:
 
     def store(self, stmt: Store) -> None:
         mask = None if stmt.mask is None else self.eval(stmt.mask)
-        if stmt.reducer and stmt.buffer.space == "local" and self.t.groups[stmt.buffer.name].vars == ():
-            raise CodegenError(f"{stmt.buffer.name} is no array of accumulators")
         access.store(self.t, stmt.buffer, stmt.index, self.eval(stmt.value), mask, stmt.reducer)
 
     # ------------------------------------------------------------ accumulators

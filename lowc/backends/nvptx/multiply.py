@@ -1,7 +1,8 @@
 """``wgmma``: 128 threads multiply 64 rows by up to 256 columns, 16 deep, from tiles in shared memory into registers.
 
 A descriptor says where a tile is and how it lies.  Along the depth: rows of 128 bytes, eight of which are a unit of the swizzle;
-16 elements further are 32 bytes.  Along rows: 64 rows side by side, each step of the depth 128 bytes; then the next 64 rows.
+an instruction multiplies 32 bytes of it, 16 elements of 16 bits or 8 of f32 (TF32).  Along rows: 64 rows side by side, each step
+of the depth 128 bytes; then the next 64 rows.
 
 One piece of assembly multiplies all of a stage.  Its sums are the same registers going in and coming out, so that nothing is
 moved between, and it waits until all but its own instructions are done, not for those.  The first instructions of a tile set the
@@ -12,13 +13,12 @@ from lowc.backends.llvm.values import Val
 from lowc.backends.nvptx.combine import shuffled
 from lowc.backends.nvptx.thread import Thread
 from lowc.ir.nodes import Buffer
-from lowc.ir.tiles import SPAN, TileProduct
-from lowc.ir.types import i32
+from lowc.ir.tiles import LINE, STEP, TileProduct
+from lowc.ir.types import f32, i32
 
-STEP = 16  # of the depth that an instruction multiplies
 SWIZZLED = 1 << 62  # over 128 bytes
 UNIT = 1024 >> 4  # bytes from eight rows to the next, in the descriptor's measure
-ROWS_BYTES = 64 * SPAN * 2  # of the rows of one group
+ROWS_BYTES = 64 * LINE  # of the rows of one group
 ADDRESS = (1 << 18) - 1
 
 
@@ -37,21 +37,23 @@ class Multiply:
         b = self.t.b
         mine = b.op(f"add i32 {left}, {b.pure(f'mul i32 {group}, {ROWS_BYTES}')}")
         descriptors = _descriptor(self.t, mine, self.found.left), _descriptor(self.t, right, self.found.right)
-        kind = self.found.left.dtype.name
+        dtype = self.found.left.dtype
+        kind, deep = "tf32" if dtype == f32 else dtype.name, STEP // dtype.bytes
         across = [len(tile.shape) == 3 for tile in (self.found.left, self.found.right)]
-        further = [STEP * SPAN * 2 >> 4 if a else STEP * 2 >> 4 for a in across]
-        below = self.found.high * SPAN * 2 >> 4  # from one block of rows to the next
-        shape = f"m64n{self.found.columns}k{STEP}.f32.{kind}.{kind}"
+        turned = "" if dtype == f32 else f", {int(across[0])}, {int(across[1])}"
+        further = [deep * LINE >> 4 if a else STEP >> 4 for a in across]
+        below = self.found.high * LINE >> 4  # from one block of rows to the next
+        shape = f"m64n{self.found.columns}k{deep}.f32.{kind}.{kind}"
         lefts = [f"a{n}" for n in range(self.blocks)]
         lines = [f"{{ .reg .pred p; .reg .b64 {', '.join(lefts)}, b; wgmma.fence.sync.aligned;"]
         lines += [f"add.s64 {a}, ${2 * self.count}, {n * below};" for n, a in enumerate(lefts)]
         lines.append(f"mov.b64 b, ${2 * self.count + 1};")
         if adds:
             lines.append(f"setp.ne.b32 p, ${2 * self.count + 2}, 0;")
-        for n in range(self.found.depth // STEP):
+        for n in range(self.found.depth // deep):
             if n:
                 lines += [f"add.s64 {a}, {a}, {further[0]};" for a in lefts] + [f"add.s64 b, b, {further[1]};"]
-            flags = f"{'p' if adds and not n else '1'}, 1, 1, {int(across[0])}, {int(across[1])}"
+            flags = f"{'p' if adds and not n else '1'}, 1, 1{turned}"
             for q, a in enumerate(lefts):
                 registers = ",".join(f"${r}" for r in range(q * self.each, (q + 1) * self.each))
                 lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {a}, b, {flags};")

@@ -28,6 +28,18 @@ class Case:
 
 
 KERNELS: dict[str, str] = {
+    "own_sums": """kernel own_sums(x: f32[510], out: bf16[510]) {
+  for b in 2 block {
+    for t in 255 thread(256) {
+      alloc s: f32[2] @local
+      s[0] = x[b*255 + t]
+      s[1] = 1.0
+      s[0] add= x[b*255 + t]
+      s[1] mul= x[b*255 + t]
+      out[b*255 + t] = bf16(s[0] + s[1])
+    }
+  }
+}""",
     "clamped_columns": """kernel clamped_columns(x: f32[1200], out: f32[40], low: f32[40], at: i64[40], all: bool[40]) {
   for b in 2 block {
     for t in 20 thread(32) {

@@ -16,6 +16,7 @@ from lowc.scheduler.choose_tensor_cores import NARROW, WAYS, Way
 from tests.scheduler.products import TARGET, machine, product
 
 SILU = "({s} + f32(bias[j])) * rcp(1.0 + ex2(-1.4426950408889634 * ({s} + f32(bias[j]))))"
+IN_FORMS = [(w, f) for w in WAYS for f in ("nt", "nn", "tn") if w.tile[1] % 64 == 0 or f == "nt"]  # columns that lie side by side
 COPYING = [w for w in WAYS if w.teams == 1 and w.groups > 1 and w.tile[1] <= NARROW]
 
 
@@ -45,13 +46,12 @@ def clean(said: str) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
-@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.name)
-@pytest.mark.parametrize("form", ["nt", "nn", "tn"])
+@pytest.mark.parametrize(("way", "form"), IN_FORMS, ids=lambda x: getattr(x, "name", x))
 def test_ptxas_takes_every_way(way: Way, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = product(4096, 4096, 4096, form, result=SILU)
+    kernel = product(64 if way.tile[1] < 64 else 4096, 4096, 4096, form, result=SILU)
     ptx = by(kernel, way, monkeypatch)
     assert "wgmma.mma_async" in ptx
-    assert "cp.async.bulk.tensor.2d.global.shared" in ptx
+    assert ("cp.async.bulk.tensor.2d.global.shared" in ptx) == (way.tile[1] >= 64)  # narrower than a strip
     assert ("setmaxnreg" in ptx) == (way.groups * way.teams == 2)
     clean(assembled(ptx, tmp_path))
 
@@ -69,6 +69,32 @@ def test_where_threads_copy(way: Way, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_sizes_of_the_call_and_batches(way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clean(assembled(by(product("m", 4096, 4096), way, monkeypatch), tmp_path))
     clean(assembled(by(product(4000, 4096, 512, "nn", batch=12), way, monkeypatch), tmp_path))
+
+
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
+@pytest.mark.parametrize(("way", "form"), [p for p in IN_FORMS if p[1] != "nn"], ids=lambda x: getattr(x, "name", x))
+def test_slices_of_the_depth(form: str, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way with sums of f32 stored; of 11008 the last of five slices ends beyond the depth."""
+    monkeypatch.setattr(choose_tensor_cores, "WAYS", (way,))
+    monkeypatch.setattr(choose_tensor_cores, "first_rows", lambda found, target: 0)
+    monkeypatch.setattr(choose_tensor_cores, "slices", lambda found, target: 5)
+    rows, depth = 64 if way.tile[1] < 64 else 2048, 11008 if form == "nt" else 16384
+    module = machine(product(rows, 4096, depth, form, result=SILU))
+    assert len(module.steps) == 2
+    ptx = nvptx.compile_module(module, TARGET, Options()).code.decode()
+    said = assembled(ptx, tmp_path)
+    assert not re.search(r"C75\d\d|[Ww]arning", said), said
+    assert set(re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)) == {("0", "0")}, said
+
+
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.name)
+def test_tf32(way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silu = SILU.replace("f32(bias[j])", "bias[j]")
+    ptx = by(product(64 if way.tile[1] < 64 else 4096, 4096, 1024, dtype="f32", result=silu), way, monkeypatch)
+    each = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k8)\.f32\.tf32\.tf32", ptx)
+    assert each == [f"m64n{way.tile[1]}k8"] * (4 * way.tile[0] // (64 * way.groups))
+    clean(assembled(ptx, tmp_path))
 
 
 def test_teams_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ PATIENCE = 100.0  # seconds, on a machine that others use
 NARROW = {
     "bf16": lambda raw: (raw.astype(np.uint32) << 16).view(np.float32),
     "f16": lambda raw: raw.view(np.float16).astype(np.float32),
+    "tf32": lambda raw: (raw & np.uint32(0xFFFFE000)).view(np.float32),
 }
 ASM = re.compile(r'(%\w+) = call (\{[^}]*\}) asm sideeffect "([^"]*)", "[^"]*"\((.*)\) convergent nounwind')
 
@@ -256,16 +257,17 @@ class Machine(Products):
                 held[words[1]] = held[words[2]]
             elif words[:1] and words[0].startswith("wgmma.mma_async"):
                 registers = [int(r[1:]) for r in re.findall(r"\$\d+", line.partition("{")[2].partition("}")[0])]
-                left, right, keeps, _, _, across_a, across_b = re.findall(r"[\w$.]+", line.partition("}")[2])
+                left, right, keeps, _, _, *across = re.findall(r"[\w$.]+", line.partition("}")[2])
                 kind = words[0].rsplit(".", 1)[1]
-                mine = self.part(shared, held[left], held[right], int(across_a), int(across_b), kind, 2 * len(registers))
+                across_a, across_b = map(int, across) if kind != "tf32" else (0, 0)
+                mine = self.part(shared, held[left], held[right], across_a, across_b, kind, 2 * len(registers))
                 assert not np.isnan(mine).any(), "what has not come is multiplied"  # no test of these has NaN among its data
                 first, last = registers[0], registers[-1] + 1
                 out[first:last] = mine + (out[first:last] if keeps == "1" or adds else 0)
 
     def part(self, shared: Any, a: int, b: int, across_a: int, across_b: int, kind: str, columns: int) -> Any:
-        """A thread's sums of 64 x ``columns``, 16 deep."""
-        t, k = self.local.thread % 128, np.arange(16)
+        """A thread's sums of 64 x ``columns``, 16 deep (8 of TF32)."""
+        t, k = self.local.thread % 128, np.arange(8 if kind == "tf32" else 16)
         rows = t // 32 * 16 + t % 32 // 4 + np.array([0, 8])
         cols = (np.arange(columns // 8)[:, None] * 8 + t % 4 * 2 + np.arange(2)).ravel()
         left = self.elements(shared, a, rows, k, across_a, kind)
@@ -281,8 +283,10 @@ class Machine(Products):
         if sideways:
             place = at + p // 64 * leading + d // 8 * unit + d % 8 * 128 + p % 64 * 2
         else:
-            place = at + p // 8 * unit + p % 8 * 128 + d * 2
+            place = at + p // 8 * unit + p % 8 * 128 + d * (4 if kind == "tf32" else 2)
         place = swizzled(place)
+        if kind == "tf32":
+            return NARROW[kind](sum(shared[place + n].astype(np.uint32) << 8 * n for n in range(4)))
         raw = shared[place].astype(np.uint16) | shared[place + 1].astype(np.uint16) << 8
         return NARROW[kind](raw)
 

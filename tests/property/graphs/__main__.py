@@ -18,6 +18,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--start", type=int, default=0, help="the first seed (default: %(default)s)")
     p.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     p.add_argument("--threads", type=int, default=1, help="of each process (default: %(default)s)")
+    p.add_argument("--device", default="cpu", help="where they run; cuda: eager's answers on the CPU and there both count")
     p.add_argument("--dynamo", type=int, default=50, help="one graph in so many through torch.compile (default: %(default)s)")
     p.add_argument("--out", type=Path, default=Path("graphs"), help="folder for the files (default: %(default)s)")
     p.add_argument("--patience", type=float, default=120, help="seconds that one graph may take (default: %(default)s)")
@@ -32,7 +33,7 @@ def main() -> int:
     counts, reasons = Counter[str](), Counter[str]()
     began = time.monotonic()
     seeds = range(chosen.start, chosen.start + chosen.graphs)
-    how = chosen.dynamo, chosen.check, not chosen.no_shrink, chosen.threads
+    how = chosen.dynamo, chosen.check, not chosen.no_shrink, chosen.threads, chosen.device
     for found in judged(seeds, chosen.jobs, chosen.patience, *how):
         counts[found.status] += 1
         if found.status in ("torch", "refused", "inherited", "eager", "unjudged"):

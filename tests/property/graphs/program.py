@@ -105,8 +105,8 @@ def values(kind: str, seed: int, dtype: torch.dtype, count: int) -> Tensor:
     return x
 
 
-def make_inputs(inputs: Sequence[Input], grad: bool = True, factor: float = 1.0) -> list[Tensor]:
-    """``factor``: what floats are multiplied by."""
+def make_inputs(inputs: Sequence[Input], grad: bool = True, factor: float = 1.0, device: str = "cpu") -> list[Tensor]:
+    """``factor``: what floats are multiplied by.  The values are the same on each ``device``."""
     made: dict[str, Tensor] = {}
     for spec in inputs:
         if spec.base:
@@ -115,6 +115,7 @@ def make_inputs(inputs: Sequence[Input], grad: bool = True, factor: float = 1.0)
         storage = values(spec.kind, spec.seed, getattr(torch, spec.dtype), spec.count)
         if factor != 1.0 and storage.is_floating_point():
             storage *= factor
+        storage = storage.to(device)
         made[spec.name] = storage.as_strided(spec.shape, spec.strides, spec.offset).requires_grad_(spec.grad and grad)
     return list(made.values())
 

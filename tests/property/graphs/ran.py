@@ -1,7 +1,9 @@
 """What a run of a program gave, and how two tensors differ."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +46,31 @@ def _find(places: list[int | None], place: int) -> int | None:
 
 
 def _cotangent(end: Tensor) -> Tensor:
-    return torch.linspace(0.5, 1.5, end.numel(), dtype=torch.float64).reshape(end.shape).to(end.dtype)
+    weights = torch.linspace(0.5, 1.5, end.numel(), dtype=torch.float64, device="cpu")
+    return weights.reshape(end.shape).to(end.dtype).to(end.device)
+
+
+def made_on(device: str) -> AbstractContextManager[Any]:
+    """Within it ``torch.zeros`` and its like are made on ``device``."""
+    return nullcontext() if device == "cpu" else torch.device(device)
+
+
+def run_on(device: str, program: Program, call: Callable[..., Sequence[Tensor]]) -> Ran:
+    """A run with the inputs, and what ``call`` makes anew, on ``device``; its values are brought to the CPU."""
+    if device == "cpu":
+        return run(program, call)
+    with made_on(device):
+        there = run(program, call, make_inputs(program.inputs, device=device))
+    return Ran([home(x) for x in there.values], there.windows, there.results, there.forward)
+
+
+def home(x: Tensor | None) -> Tensor | None:
+    """``x`` on the CPU as it lies in memory: strides and all (``x.cpu()`` would make what overlaps itself contiguous)."""
+    if x is None:
+        return None
+    count = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    memory = x.detach().as_strided((count,), (1,), x.storage_offset()).to("cpu", copy=True)
+    return memory.as_strided(x.shape, x.stride(), 0).requires_grad_(x.requires_grad)
 
 
 def differs(a: Tensor | None, b: Tensor | None) -> Tensor:

@@ -1,0 +1,192 @@
+"""``mode="max-autotune"``: which products, attentions and convolutions are lowc's own and which a library's is measured.
+
+    ir.Graph ─ what may be either ─ compile, time, flip one kind, compile, time ... ─ Decided ─ compiler
+
+The whole graph is compiled and timed on made inputs with the choice for one kind of nodes turned over, so that what is fused
+with a kernel of lowc's own counts.  Nodes of one kind (op, types, who uses them) are decided together, those that read most
+first, until the budget of seconds is spent; each decision stands on those before it.  The result is what the cache keeps: a
+graph that is found there is not measured again.
+
+Nothing is measured, and all is as in the default mode, where sizes are known only when called and where running the graph could
+be seen from outside: graphs with collectives, or with ops that are not torch's own.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from lowc import compiler
+from lowc.errors import LowcError
+from lowc.ir import arithmetic
+from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of
+from lowc.ir.index import constant
+from lowc.ir.nodes import Extern, Module
+from lowc.lowering.asked import Decided
+from lowc.options import Options
+from lowc.target import Target
+from lowc.trace import Trace
+
+log = logging.getLogger("lowc")
+
+GAIN = 1.02  # what the present choice must take of the other's time, at least, for that to be taken
+
+
+class Kind(NamedTuple):
+    """Nodes that are decided together, what they read in bytes, and whether they are lowc's own without measuring."""
+
+    nodes: tuple[str, ...]
+    size: int
+    own: bool
+
+
+def compile_tuned(graph: Graph, constants: Sequence[Any], options: Options, trace: Trace | None = None) -> compiler.Compiled:
+    """``compiler.compile_graph`` after measuring.  Raises what that raises."""
+    return compiler.compile_graph(graph, constants, options, trace, decide(graph, constants, options))
+
+
+def decide(graph: Graph, constants: Sequence[Any], options: Options) -> Decided:
+    """What measuring gives, within ``options.autotune_budget_s`` seconds (one compilation may go beyond)."""
+    target = _target(graph, options)
+    kinds = _kinds(graph, options, target) if target is not None and _can_run(graph) else []
+    if not kinds:
+        return Decided()
+    from lowc.frontend.made import inputs_for, ratio
+
+    inputs = inputs_for(graph, len(graph.inputs) - len(constants))
+    if inputs is None:
+        return Decided()
+    quiet = options._replace(time=False, dump="", strict_errors=True)
+    asked = compiler.asked(_all(options, "own"), target)
+    until = time.monotonic() + options.autotune_budget_s
+    try:
+        best = compiler.compile_graph(graph, constants, quiet)
+    except LowcError:  # a kernel has no code, and a part of the graph is ATen's: that is not what would be timed
+        return Decided()
+    taken = Decided(asked)
+    with _progress(graph.name, len(kinds)) as advance:
+        for number, kind in enumerate(kinds):
+            advance(number)
+            if time.monotonic() > until:
+                log.info("autotune_budget_s is spent: %d of %d kinds of ops are not measured", len(kinds) - number, len(kinds))
+                break
+            turned = _with(taken, kind, not kind.own)
+            try:
+                other = compiler.compile_graph(graph, constants, quiet, None, turned)
+                gain = 1 / ratio(best, other, inputs)
+            except Exception as error:
+                log.info("not measured: %s of graph %s: %s", kind.nodes[0], graph.name, error)
+                continue
+            log.info("%s of graph %s: %s %.3f of the time", kind.nodes[0], graph.name, _said(kind), 1 / gain)
+            if gain >= GAIN:
+                taken, best = _with(taken, kind, not kind.own, gain), other
+            else:
+                taken = _with(taken, kind, kind.own, 1 / gain)
+    return taken
+
+
+def _said(kind: Kind) -> str:
+    return "a library's instead of lowc's own takes" if kind.own else "lowc's own instead of a library's takes"
+
+
+def _with(taken: Decided, kind: Kind, own: bool, times: float = 0.0) -> Decided:
+    """``kind`` is lowc's ``own`` or not; ``times``: the graph's time otherwise over that with it, if it was measured."""
+    otherwise = "a library's" if own else "lowc's own"
+    why = f"measured: with {otherwise} the graph takes {times:.2f} times as long" if times else "is being measured"
+    names = dict.fromkeys(kind.nodes, why)
+    return taken._replace(own={**taken.own, **names}) if own else taken._replace(left={**taken.left, **names})
+
+
+# ---------------------------------------------------------------- what may be either
+
+
+def _all(options: Options, whose: str) -> Options:
+    return options._replace(matmul=whose, attention=whose, convolution=whose)
+
+
+def _kinds(graph: Graph, options: Options, target: Target) -> list[Kind]:
+    """Those that read most first."""
+    ours, theirs, usual = (
+        _externs(compiler.lowered(graph, chosen, target)) for chosen in (_all(options, "own"), _all(options, "library"), options)
+    )
+    either = theirs - ours
+    users = _users(graph)
+    metas: dict[str, tuple[Any, ...]] = {i.name: (i.meta,) for i in graph.inputs} | {n.name: n.outputs for n in graph.nodes}
+    alike: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.name in either:
+            types = [metas[r.name][r.number] for r in _refs(node.args)]
+            rest = [a for a in node.args if not isinstance(a, Ref)]
+            text = repr((node.target, types, rest, node.kwargs, sorted(users.get(node.name, ())), node.name in usual))
+            alike.setdefault(text, []).append(node)
+    found = [
+        Kind(tuple(n.name for n in nodes), sum(_size(metas, n) for n in nodes), nodes[0].name not in usual)
+        for nodes in alike.values()
+    ]
+    return sorted(found, key=lambda kind: -kind.size)
+
+
+def _externs(module: Module) -> set[str]:
+    """Nodes that are calls of ATen."""
+    return {o.split(" = ")[0] for s in module.steps if isinstance(s, Extern) and not arithmetic.is_size(s) for o in s.origin}
+
+
+def _users(graph: Graph) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        for ref in _refs((node.args, tuple(value for _, value in node.kwargs))):
+            found.setdefault(ref.name, []).append(node.target)
+    return found
+
+
+def _refs(arg: GraphArg) -> Iterator[Ref]:
+    if isinstance(arg, Ref):
+        yield arg
+    elif isinstance(arg, tuple):
+        for inner in arg:
+            yield from _refs(inner)
+
+
+def _size(metas: dict[str, tuple[Any, ...]], node: Node) -> int:
+    """Bytes that it reads."""
+    total = 0
+    for ref in _refs(node.args):
+        meta = metas[ref.name][ref.number]
+        if isinstance(meta, TensorMeta):
+            bytes_ = meta.dtype.bytes
+            for n in meta.shape:
+                bytes_ *= constant(n) or 0
+            total += bytes_
+    return total
+
+
+def _can_run(graph: Graph) -> bool:
+    """Whether running it cannot be seen from outside."""
+    return all(node.target.startswith(("aten.", "prims.", "lowc.", "lowc::")) for node in graph.nodes)
+
+
+def _target(graph: Graph, options: Options) -> Target | None:
+    kind, _, index = device_of(graph).partition(":")
+    if kind == "cuda":
+        return compiler.gpu_target(int(index or 0))
+    if kind != "cpu" or options.isa == "interp":
+        return None
+    from lowc.backends import x86
+
+    return x86.detect(options)
+
+
+@contextmanager
+def _progress(name: str, count: int) -> Iterator[Callable[[int], None]]:
+    """A bar on the terminal, if standard error is one."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"lowc measures {name}", total=count)
+        yield lambda done: bar.update(task, completed=done)

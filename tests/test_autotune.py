@@ -1,0 +1,147 @@
+"""``mode="max-autotune"``: what is measured decides, and nothing of it is seen from outside."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lowc import autotune
+from lowc.cache import key as keys
+from lowc.cli.compilation import compile_all
+from lowc.cli.explain import externs, show
+from lowc.dynamo import lowc_backend
+from lowc.frontend import made
+from lowc.lowering.asked import UNDECIDED
+from lowc.options import parse
+
+TUNED = parse("max-autotune", {"strict_errors": True})
+
+
+def compiled(f: Callable[..., Any], **given: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    dynamic = given.pop("dynamic", False)
+    options = {"strict_errors": True, "cache": False, **given}
+    return torch.compile(f, backend=partial(lowc_backend, mode="max-autotune", options=options), dynamic=dynamic)
+
+
+class Raced:
+    """Stands for the clock: the other choice takes ``times`` as long as the present one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
+        self.times, self.calls = list(times), 0
+        monkeypatch.setattr(made, "ratio", self)
+
+    def __call__(self, first: Any, second: Any, inputs: Any) -> float:
+        self.calls += 1
+        return self.times[min(self.calls, len(self.times)) - 1]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, 96)).eval()
+
+
+def test_the_faster_choice_is_taken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two kinds of products (the first and the last layer have other users): one is lowc's own, the others stay ATen's."""
+    model, x = mlp(), torch.randn(200, 48)
+    raced = Raced(monkeypatch, 0.5, 1.25, 1.25)
+    report = compile_all(model, (x,), TUNED, backward=False)
+    (graph,) = report.graphs
+    left = [line for line in externs(graph.lowered) if line.target == "aten.addmm.default"]
+    assert raced.calls == 3 and len(left) == 2
+    assert all("with lowc's own the graph takes 1.25 times as long" in line.because for line in left)
+    assert list(graph.decided.own.values()) == ["measured: with a library's the graph takes 2.00 times as long"]
+    show(report)
+    assert "lowc's own, measured: with a library's the graph takes 2.00 times as long" in capsys.readouterr().out
+
+
+def test_results_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every choice turned over, forward and backward."""
+    Raced(monkeypatch, 0.5)
+
+    def f(x: Tensor, w: Tensor, q: Tensor) -> Tensor:
+        y = F.gelu(x @ w).view(2, 3, 32, 16)
+        return F.scaled_dot_product_attention(y, y, q, is_causal=True).sin()
+
+    given = [torch.randn(192, 24), torch.randn(24, 16), torch.randn(2, 3, 32, 16)]
+    ours, eager, wide = ([t.to(d, copy=True).requires_grad_() for t in given] for d in (torch.float32, torch.float32, torch.float64))
+    results = [compiled(f)(*ours), f(*eager), f(*wide)]
+    for r in results:
+        r.backward(torch.linspace(0, 1, r.numel(), dtype=r.dtype).reshape(r.shape))
+    for a, b, c in zip([results[0], *(t.grad for t in ours)], [results[1], *(t.grad for t in eager)],
+                       [results[2], *(t.grad for t in wide)], strict=True):  # fmt: skip
+        assert (a - c).abs().max() <= 2 * (b - c).abs().max() + 1e-6 * c.abs().max()
+
+
+def test_nothing_is_seen_from_outside() -> None:
+    """The graph runs on made inputs meanwhile: the user's are written once, and random numbers go on where they were."""
+
+    def f(x: Tensor, w: Tensor, count: Tensor) -> Tensor:
+        count.add_(1)
+        return F.dropout(x @ w, 0.5)
+
+    x, w, count = torch.randn(64, 32), torch.randn(32, 48), torch.zeros(())
+    torch.manual_seed(3)
+    first = compiled(f)(x, w, count)
+    torch.manual_seed(3)
+    torch._dynamo.reset()
+    second = torch.compile(f, backend="lowc", options={"strict_errors": True, "cache": False})(x, w, count)
+    assert count == 2 and torch.equal(first == 0, second == 0)
+    torch.testing.assert_close(first, second)
+
+
+def test_what_must_not_run_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    raced, calls = Raced(monkeypatch, 0.5), list[int]()
+
+    @torch.library.custom_op("lowc_tests::told", mutates_args=())
+    def told(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x + 1
+
+    told.register_fake(torch.empty_like)
+    x, w = torch.randn(40, 24), torch.randn(24, 40)
+    assert torch.equal(compiled(lambda x, w: told(x @ w))(x, w), x @ w + 1)
+    assert torch.equal(compiled(torch.mm, dynamic=True)(x, w), x @ w)
+    assert torch.equal(compiled(torch.mm, autotune_budget_s=0)(x, w), x @ w)
+    assert torch.equal(compiled(torch.add)(x, x), x + x)
+    assert (raced.calls, len(calls)) == (0, 1)
+
+
+def test_a_choice_that_cannot_be_compiled_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    raced, compile_graph = Raced(monkeypatch, 0.5), autotune.compiler.compile_graph
+
+    def failing(graph: Any, constants: Any, options: Any, trace: Any = None, decided: Any = UNDECIDED) -> Any:
+        if decided.own:
+            raise RuntimeError("no such kernel")
+        return compile_graph(graph, constants, options, trace, decided)
+
+    monkeypatch.setattr(autotune.compiler, "compile_graph", failing)
+    x, w = torch.randn(40, 24), torch.randn(24, 40)
+    assert torch.equal(compiled(torch.mm)(x, w), x @ w)
+    assert raced.calls == 0
+
+
+def test_the_cache_keeps_what_was_decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    raced = Raced(monkeypatch, 0.5)
+    x, w = torch.randn(40, 24), torch.randn(24, 40)
+    results = [compiled(torch.mm, cache=True, cache_dir=str(tmp_path))(x, w) for _ in range(2)]
+    assert raced.calls == 1 and torch.equal(*results)
+    assert keys.chosen(TUNED) != keys.chosen(parse(None, {"strict_errors": True}))
+
+
+def test_times_are_compared() -> None:
+    """Calls that sleep, on inputs as the graph has them."""
+    import time
+
+    seen: list[list[Tensor]] = []
+
+    def call(seconds: float) -> Callable[[list[Any]], None]:
+        return lambda inputs: (seen.append(list(inputs)), time.sleep(seconds))[1]
+
+    x = torch.rand(3).as_strided((2, 2), (1, 1))
+    assert made.ratio(call(0.001), call(0.02), [x]) > 2
+    assert all(len(inputs) == 1 and inputs[0] is x for inputs in seen)
