@@ -112,7 +112,8 @@ def make_inputs(inputs: Sequence[Input], grad: bool = True, factor: float = 1.0,
         if spec.base:
             made[spec.name] = made[spec.base].as_strided(spec.shape, spec.strides, spec.offset)
             continue
-        storage = values(spec.kind, spec.seed, getattr(torch, spec.dtype), spec.count)
+        with torch.device("cpu"):
+            storage = values(spec.kind, spec.seed, getattr(torch, spec.dtype), spec.count)
         if factor != 1.0 and storage.is_floating_point():
             storage *= factor
         storage = storage.to(device)
