@@ -56,6 +56,18 @@ def test_ptxas_takes_what_is_chosen(deep: int, causal: bool, rows: Any, tmp_path
     clean(assembled(ptx, tmp_path))
 
 
+@pytest.mark.parametrize("deep", [64, 128])
+def test_products_do_not_wait_for_what_is_loaded_for_the_next_turn(deep: int) -> None:
+    """Loads begin when both first products have, and nothing is made of what they give until it is stored."""
+    kernel = by_tiles(gradients((16, 16, 4096, 4096, deep), "a", dtype="bf16"))
+    ptx = nvptx.compile_module(machine(kernel), TARGET, Options()).code.decode()
+    turn = ptx[ptx.index("wgmma.mma_async") :]
+    second = turn.index("wgmma.commit_group", turn.index("wgmma.commit_group") + 1)
+    assert second < turn.index("ld.global") < turn.index("wgmma.wait_group")
+    stored, log2e = turn.index("stmatrix"), "0fBFB8AA3B"  # less the logarithm of a sum, to base 2
+    assert stored < turn.index(log2e) and stored < turn.index("neg.f32")
+
+
 def simulated(shape: Shape, sizes: dict[str, int] | None = None, causal: bool = False, dtype: str = "f16") -> None:
     """By the interpreter and by the simulator of the code."""
     kernel = by_tiles(gradients(shape, "a", causal, dtype=dtype))
