@@ -74,7 +74,7 @@ def flash(
 ) -> Results:  # fmt: skip
     if is_causal and query.shape[2] != key.shape[2]:
         raise NotLowered("a causal mask that begins at the last key")
-    asked = Attention(query, key, value, None, is_causal, scale)
+    asked = Attention(query, key, value, None, is_causal, scale, "flash")
     return _lowered(b, outs, Backward(asked, grad_out, out, logsumexp), dropout_p)
 
 
@@ -83,7 +83,7 @@ def efficient(
     logsumexp: Value, philox_seed: Value, philox_offset: Value, dropout_p: float, grad_input_mask: Sequence[bool],
     is_causal: bool = False, *, scale: float | None = None,
 ) -> Results:  # fmt: skip
-    asked = Attention(query, key, value, attn_bias, is_causal, scale)
+    asked = Attention(query, key, value, attn_bias, is_causal, scale, "efficient")
     return _lowered(b, outs, Backward(asked, grad_out_, out, logsumexp), dropout_p)
 
 
@@ -94,7 +94,7 @@ def cudnn(
 ) -> Results:  # fmt: skip
     if is_causal and query.shape[2] != key.shape[2]:
         raise NotLowered("a causal mask of more keys than queries, or fewer")
-    asked = Attention(query, key, value, attn_bias, is_causal, scale)
+    asked = Attention(query, key, value, attn_bias, is_causal, scale, "cudnn")
     return _lowered(b, outs, Backward(asked, grad_out, out, logsumexp), dropout_p)
 
 
@@ -112,9 +112,10 @@ def _lowered(b: Builder, outs: Outputs, found: Backward, dropout: float) -> Resu
         raise NotLowered("rows of a gradient begin at no multiple of 16 bytes")
     needed = len(outs) >= 3 and all(isinstance(outs[n], TensorMeta) and b.needs(n) for n in range(3))
     added_up = needed and b.atomic and not (b.alone or b.deterministic)
-    if not added_up or b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, "sums of gradients"):
+    about = asked.q, asked.k, asked.v, asked.bias, asked.causal
+    if not added_up or b.attention(*about, "sums of gradients", asked.library):
         added_up = False
-        if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, "gradients"):
+        if why := b.attention(*about, "gradients", asked.library):
             raise NotLowered(why)
     results = [b.result(m) if isinstance(m, TensorMeta) and b.needs(n) else None for n, m in enumerate(outs)]
     delta = _delta(b, found)
