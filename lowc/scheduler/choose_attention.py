@@ -151,7 +151,7 @@ def library(target: Target, options: Options) -> Whose:
             return f"heads that share keys, or of {q[-1]} and {v[-1]}; lowc's own gradients have {WIDEST} columns together"
         if options.attention == "own":
             return ""
-        measured = FASTER.get((other, wanted))
+        measured = FASTER.get(("flash" if other == "cpu" else other, wanted))  # "cpu": captured there, for this target
         if biased or measured is None or not _faster(q, k, v, measured.get((constant(q[-1]) or 0, causal)), target.cores):
             return OTHERS
         return ""
