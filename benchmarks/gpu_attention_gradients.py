@@ -16,10 +16,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu_attention import LIBRARIES, OPTIONS, Ways, attend, qkv
 from benchmarks.gpu_matmul import RESULTS, Graph, error, in_turn, random, replayed
@@ -43,11 +45,16 @@ def flash(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, causal: bool) -> tuple[
     return backward, (grad, q, k, v, out, sums, seed, offset)
 
 
-def cudnn(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, causal: bool) -> Callable[[], Gradients]:
+def cudnn(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, causal: bool) -> tuple[Callable[..., Gradients], tuple[Tensor, ...]]:
+    """The backward pass of cuDNN's attention, and its arguments."""
     found = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)
     out, sums, _, _, rows, keys, seed, offset, _ = found
-    op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
-    return lambda: op(grad, q, k, v, out, sums, seed, offset, None, None, None, rows, keys, 0.0, causal)
+
+    def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, seed: Tensor, offset: Tensor) -> Any:
+        op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+        return op(grad, q, k, v, out, sums, seed, offset, None, None, None, rows, keys, 0.0, causal)
+
+    return backward, (grad, q, k, v, out, sums, seed, offset)
 
 
 def own(backward: Callable[..., Gradients], args: tuple[Tensor, ...], **given: Any) -> Callable[[], Gradients]:
@@ -64,11 +71,12 @@ def exact(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, causal: bool) -> Gradie
     """In float64."""
     wide = [t.double().requires_grad_() for t in (q, k, v)]
     with torch.enable_grad():
-        scores = wide[0] @ wide[1].mT * q.shape[-1] ** -0.5
+        keys, values = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in wide[1:])
+        scores = wide[0] @ keys.mT * q.shape[-1] ** -0.5
         if causal:
             hidden = torch.ones(scores.shape[-2:], device="cuda", dtype=torch.bool).triu(1)
             scores = scores.masked_fill(hidden, -math.inf)
-        result = scores.softmax(-1) @ wide[2]
+        result = scores.softmax(-1) @ values
     found = torch.autograd.grad(result, wide, grad.double())
     return found[0], found[1], found[2]
 
@@ -101,6 +109,7 @@ def checks(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Tensor, Tensor, Tens
         heads = random(2, 500, 3, 4, 64, dtype=dtype)
         q, k, v = (heads[:, :, n].transpose(1, 2) for n in range(3))
         yield "one tensor of all", (q, k, v), True
+        yield "4 heads of queries, 2 of keys", qkv(2, 4, 300, 128, dtype, shared=2), True
 
 
 def check(dtype: torch.dtype) -> int:
@@ -129,22 +138,45 @@ def check(dtype: torch.dtype) -> int:
             print(f"FAIL {name}: errors, and those of flash: {text}{'' if ways.found else ', not our own'}", flush=True)
             failed += 1
     print(f"{dtype}: {total - failed} of {total} checks of gradients pass", flush=True)
-    return failed + trained(dtype)
+    return failed + trained(dtype) + beside_cudnn(dtype)
+
+
+def beside_cudnn(dtype: torch.dtype) -> int:
+    """How many gradients from results and sums of cuDNN's are wrong."""
+    failed = 0
+    for causal in (False, True):
+        torch._dynamo.reset()
+        q, k, v = qkv(2, 3, 640, 64, dtype)
+        grad = random(2, 3, 640, 64, dtype=dtype)
+        backward, args = cudnn(q, k, v, grad, causal)
+        with Ways("gradients") as ways:
+            text, good = compared(own(backward, args)(), backward(*args), exact(q, k, v, grad, causal))
+        if not good or not ways.found:
+            print(f"FAIL after cuDNN's forward pass: {text}{'' if ways.found else ', not our own'}", flush=True)
+            failed += 1
+    return failed
 
 
 def trained(dtype: torch.dtype) -> int:
-    """Whether gradients are wrong by autograd, forward and backward pass both lowc's own."""
-    torch._dynamo.reset()
-    args = [t.requires_grad_() for t in qkv(2, 3, 640, 64, dtype)]
-    grad = random(2, 3, 640, 64, dtype=dtype)
-    with torch.enable_grad():
-        compiled = torch.compile(attend(is_causal=True), backend="lowc", fullgraph=True, options=OPTIONS, dynamic=False)
-        found = [torch.autograd.grad(f(*args), args, grad) for f in (compiled, attend(is_causal=True))]
-    (ours, theirs), (q, k, v) = [(a, b, c) for a, b, c in found], (a.detach() for a in args)
-    text, good = compared(ours, theirs, exact(q, k, v, grad, True))
-    if not good:
-        print(f"FAIL by autograd: {text}", flush=True)
-    return int(not good)
+    """How often gradients are wrong by autograd, or what is chosen by default beside either library is not lowc's own."""
+    failed = 0
+    args = [t.requires_grad_() for t in qkv(2, 16, 4096, 64, dtype)]
+    grad = random(2, 16, 4096, 64, dtype=dtype)
+    default = SDPBackend(torch._fused_sdp_choice(args[0], args[1], args[2], is_causal=True))
+    print(f"torch's own choice of a library: {default.name}", flush=True)
+    for name, backend in LIBRARIES.items():
+        torch._dynamo.reset()
+        function, options = attend(is_causal=True), {**OPTIONS, "attention": "auto"}
+        with torch.enable_grad(), sdpa_kernel(backend), Ways() as forward, Ways("gradients") as back:
+            compiled = torch.compile(function, backend="lowc", fullgraph=True, options=options, dynamic=False)
+            found = [torch.autograd.grad(f(*args), args, grad) for f in (compiled, function)]
+        ours, theirs = (last((a, b, c)) for a, b, c in found)
+        q, k, v = (a.detach()[-1:, -1:] for a in args)
+        text, good = compared(ours, theirs, exact(q, k, v, grad[-1:, -1:], True))
+        if not (good and forward.found and back.found):
+            print(f"FAIL by autograd beside {name}: {text}; own: {bool(forward.found)}, {bool(back.found)}", flush=True)
+            failed += 1
+    return failed
 
 
 # ---------------------------------------------------------------- times
@@ -176,7 +208,8 @@ def measure(size: Size, causal: bool, dtype: torch.dtype, rounds: int) -> tuple[
     q, k, v, grad = given_tensors(size, causal, dtype)
     backward, args = flash(q, k, v, grad, causal)
     theirs = backward(*args)
-    calls = {"own": own(backward, args), "cuDNN": cudnn(q, k, v, grad, causal), "flash": lambda: backward(*args)}
+    by_cudnn, given = cudnn(q, k, v, grad, causal)
+    calls = {"own": own(backward, args), "cuDNN": lambda: by_cudnn(*given), "flash": lambda: backward(*args)}
     ours = calls["own"]()
     if size[2] <= ROWS:
         heads = [t[-1:, -1:] for t in (q, k, v, grad)]
@@ -216,12 +249,14 @@ def variants(causal: bool) -> dict[str, dict[str, Any]]:
 
 def ways(names: list[str], dtype: torch.dtype, rounds: int) -> None:
     """TFLOP/s of variants of the chosen way."""
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     for name, (size, causal) in cases().items():
         if not all(part in name for part in names):
             continue
         q, k, v, grad = given_tensors(size, causal, dtype)
         backward, args = flash(q, k, v, grad, causal)
-        graphs: dict[str, Graph] = {"cuDNN": replayed(cudnn(q, k, v, grad, causal), 1)}
+        by_cudnn, given = cudnn(q, k, v, grad, causal)
+        graphs: dict[str, Graph] = {"cuDNN": replayed(partial(by_cudnn, *given), 1)}
         for variant, fields in variants(causal).items():
             torch._dynamo.reset()
             torch.use_deterministic_algorithms(variant == "apart")

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count as numbers
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -127,13 +127,19 @@ def burst(graph: torch.cuda.CUDAGraph, count: int, replays: int) -> float:
     return start.elapsed_time(end) / replays / count
 
 
-Graph = tuple[torch.cuda.CUDAGraph, int, int]
+class Graph(NamedTuple):
+    """A CUDA graph of ``count`` calls; ``replays`` of a burst.  ``call`` has the tensors that the graph reads: were it gone, they
+    would be as well, and capturing the next graph gives free memory back to the driver."""
+
+    graph: torch.cuda.CUDAGraph
+    count: int
+    replays: int
+    call: Callable[[], Any]
 
 
 def replayed(call: Callable[[], Any], count: int) -> Graph:
-    """A graph of ``count`` calls; how many; replays of a burst."""
     graph = captured(call, count)
-    return graph, count, max(1, round(BURST / max(count * burst(graph, count, 2), 1e-3)))
+    return Graph(graph, count, max(1, round(BURST / max(count * burst(graph, count, 2), 1e-3))), call)
 
 
 @dataclass
@@ -189,7 +195,7 @@ def forced(way: choose.Way, slices: int) -> Iterator[None]:
 
 
 def prepared(product: Product, matmul: str) -> Graph:
-    """A graph of calls of a product as it is (``matmul`` ""), or compiled with that option; how many; replays of a burst."""
+    """A graph of calls of a product as it is (``matmul`` ""), or compiled with that option."""
     torch._dynamo.reset()
     torch.set_float32_matmul_precision(product.precision)
     options = {"matmul": matmul, "strict_errors": True, "stream": "caller", "cache": False}
@@ -209,7 +215,8 @@ def in_turn(graphs: dict[str, Graph], rounds: int) -> dict[str, float]:
     for turn in range(rounds):
         order = list(graphs)
         for side in order[turn % len(order) :] + order[: turn % len(order)]:
-            times[side].append(burst(*graphs[side]))
+            graph = graphs[side]
+            times[side].append(burst(graph.graph, graph.count, graph.replays))
     return {side: statistics.median(found) for side, found in times.items()}
 
 

@@ -44,7 +44,8 @@ Results = tuple[Value | Index | None, ...]
 @dataclass(frozen=True, slots=True)
 class Attention:
     """What an op asks for: q [B, H, L, D], k [B, H / G, S, D], v [B, H / G, S, E], and a bias that broadcasts to
-    [B, H, L, S] (bool: True where a key is seen)."""
+    [B, H, L, S] (bool: True where a key is seen).  ``library``: whose the op is in ATen: "flash", "efficient", "cudnn", or
+    "cpu"."""
 
     q: Value
     k: Value
@@ -52,6 +53,7 @@ class Attention:
     bias: Value | None
     causal: bool
     scale: float | None
+    library: str = "cpu"
 
 
 def for_cpu(
@@ -85,7 +87,7 @@ def flash(
     """``aten._scaled_dot_product_flash_attention``, whose causal mask lies at the last key."""
     if is_causal and query.shape[2] != key.shape[2]:
         raise NotLowered("a causal mask that begins at the last key")
-    return _lowered(b, outs, Attention(query, key, value, None, is_causal, scale), dropout_p)
+    return _lowered(b, outs, Attention(query, key, value, None, is_causal, scale, "flash"), dropout_p)
 
 
 def efficient(
@@ -102,7 +104,7 @@ def efficient(
     scale: float | None = None,
 ) -> Results:
     """``aten._scaled_dot_product_efficient_attention``: rows of ``logsumexp`` are padded to a multiple of 32 with inf."""
-    return _lowered(b, outs, Attention(query, key, value, attn_bias, is_causal, scale), dropout_p)
+    return _lowered(b, outs, Attention(query, key, value, attn_bias, is_causal, scale, "efficient"), dropout_p)
 
 
 def cudnn(
@@ -122,7 +124,7 @@ def cudnn(
     """``aten._scaled_dot_product_cudnn_attention``, whose ``logsumexp`` is [B, H, L, 1]."""
     if is_causal and query.shape[2] != key.shape[2]:
         raise NotLowered("a causal mask of more keys than queries, or fewer")
-    return _lowered(b, outs, Attention(query, key, value, attn_bias, is_causal, scale), dropout_p)
+    return _lowered(b, outs, Attention(query, key, value, attn_bias, is_causal, scale, "cudnn"), dropout_p)
 
 
 def lines_of(x: Value) -> bool:
@@ -145,7 +147,8 @@ def _lowered(b: Builder, outs: Outputs, asked: Attention, dropout: float) -> Res
     if any(m.dtype.kind not in "iu" for m in states.values()):
         raise NotLowered("another result that only ATen has")
     check(asked, b.alone)
-    if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, "sums" if b.needs(1) else "result"):
+    wanted = "sums" if b.needs(1) else "result"
+    if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, wanted, asked.library):
         raise NotLowered(why)
     out, lse = outs[0], outs[1]
     assert isinstance(out, TensorMeta) and isinstance(lse, TensorMeta)

@@ -26,6 +26,7 @@ seven: no kernel of queries, and
       for i in L { for d in D { sums[b, h, i, d] add= product(f32(slopes[…, i]), f32(k[b, h, j, d])) } }    # in that of keys
     for b, h, i, d { grad_q[…, d] = sums[b, h, i, d] * scale }
 
+That kernel is of heads of queries, so that keys and values that several share have parts of their gradients first, one a head.
 Sums lie as threads of tensor cores have them (``tiles.held_at``).  Weights and slopes of f16 and bf16 operands are
 rounded before they are multiplied, as in ATen's kernels.  A row that sees nothing has weights 0.
 """
@@ -36,7 +37,7 @@ from dataclasses import dataclass
 from lowc.errors import NotLowered
 from lowc.ir import tiles
 from lowc.ir.graph import TensorMeta
-from lowc.ir.index import Index, floordiv, ix
+from lowc.ir.index import ONE, Index, floordiv, ix
 from lowc.ir.nodes import Const, Expr
 from lowc.ir.types import accumulate_dtype
 from lowc.lowering.attention import Attention, Outputs, check, lines_of, scale_of, score_of, sharing
@@ -73,7 +74,7 @@ def flash(
 ) -> Results:  # fmt: skip
     if is_causal and query.shape[2] != key.shape[2]:
         raise NotLowered("a causal mask that begins at the last key")
-    asked = Attention(query, key, value, None, is_causal, scale)
+    asked = Attention(query, key, value, None, is_causal, scale, "flash")
     return _lowered(b, outs, Backward(asked, grad_out, out, logsumexp), dropout_p)
 
 
@@ -82,7 +83,7 @@ def efficient(
     logsumexp: Value, philox_seed: Value, philox_offset: Value, dropout_p: float, grad_input_mask: Sequence[bool],
     is_causal: bool = False, *, scale: float | None = None,
 ) -> Results:  # fmt: skip
-    asked = Attention(query, key, value, attn_bias, is_causal, scale)
+    asked = Attention(query, key, value, attn_bias, is_causal, scale, "efficient")
     return _lowered(b, outs, Backward(asked, grad_out_, out, logsumexp), dropout_p)
 
 
@@ -93,7 +94,7 @@ def cudnn(
 ) -> Results:  # fmt: skip
     if is_causal and query.shape[2] != key.shape[2]:
         raise NotLowered("a causal mask of more keys than queries, or fewer")
-    asked = Attention(query, key, value, attn_bias, is_causal, scale)
+    asked = Attention(query, key, value, attn_bias, is_causal, scale, "cudnn")
     return _lowered(b, outs, Backward(asked, grad_out, out, logsumexp), dropout_p)
 
 
@@ -109,30 +110,49 @@ def _lowered(b: Builder, outs: Outputs, found: Backward, dropout: float) -> Resu
         raise NotLowered(f"gradients of {found.grad.dtype} of attention of {asked.q.dtype}")
     if b.atomic and not b.alone and not lines_of(found.grad):
         raise NotLowered("rows of a gradient begin at no multiple of 16 bytes")
-    if why := b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, "gradients"):
-        raise NotLowered(why)
+    needed = len(outs) >= 3 and all(isinstance(outs[n], TensorMeta) and b.needs(n) for n in range(3))
+    added_up = needed and b.atomic and not (b.alone or b.deterministic)
+    about = asked.q, asked.k, asked.v, asked.bias, asked.causal
+    if not added_up or b.attention(*about, "sums of gradients", asked.library):
+        added_up = False
+        if why := b.attention(*about, "gradients", asked.library):
+            raise NotLowered(why)
     results = [b.result(m) if isinstance(m, TensorMeta) and b.needs(n) else None for n, m in enumerate(outs)]
     delta = _delta(b, found)
-    sums = None
-    if b.atomic and not (b.alone or b.deterministic) and all(r is not None for r in results[:3]):
-        if not b.attention(asked.q, asked.k, asked.v, asked.bias, asked.causal, "sums of gradients"):
-            sums = _zeros(b, asked)
-    if results[0] is not None and sums is None:
+    if added_up and results[0] is not None and results[1] is not None and results[2] is not None:
+        _of_all(b, found, delta, (results[0], results[1], results[2]))
+        return tuple(results)
+    if results[0] is not None:
         _of_queries(b, found, delta, results[0])
     if results[1] is not None or results[2] is not None:
-        _of_keys(b, found, delta, results[1], results[2], sums)
-    if results[0] is not None and sums is not None:
-        _settled(b, asked, sums, results[0])
+        _of_keys(b, found, delta, results[1], results[2])
     return tuple(results)
 
 
+def _of_all(b: Builder, found: Backward, delta: Value, results: tuple[Value, Value, Value]) -> None:
+    """Gradients of queries, keys and values; of keys and values that several heads share, parts for each head first."""
+    asked, each = found.asked, sharing(found.asked)
+    sums, shape = _zeros(b, asked), (*asked.q.shape[:2], asked.k.shape[2])
+    of_key, of_value = results[1], results[2]
+    parts = of_key, of_value
+    if each != ONE:
+        parts = tuple([b.temp(asked.q.dtype, (*shape, x.shape[3]), name="parts") for x in (asked.k, asked.v)])
+    _of_keys(b, found, delta, parts[0], parts[1], sums)
+    for result, part in zip((of_key, of_value), parts, strict=True) if each != ONE else ():
+        wide = accumulate_dtype(result.dtype)
+        with b.kernel(), b.loops(result.shape, range(4)) as (n, h, j, d):
+            total = b.acc("add", wide)
+            with b.loop(each, "g") as g:
+                b.update(total, "add", cast(b.load(part, (n, h * each + g, j, d)), wide))
+            b.store(result, (n, h, j, d), total[0])
+    _settled(b, asked, sums, results[0])
+
+
 def _settled(b: Builder, asked: Attention, sums: Value, result: Value) -> None:
-    """Gradients of queries from their ``sums``, in the order in which both have neighbours: two columns at a time."""
-    batch, heads, rows, deep = asked.q.shape
-    with b.kernel(), b.loops((batch, heads, rows, deep // 8, ix(4), ix(2)), range(6)) as (n, h, i, c, pair, v):
-        column = c * 8 + pair * 2 + v
-        total = b.load(sums, (n, h, *tiles.held_at(i, column)))
-        b.store(result, (n, h, i, column), op("mul", total, scale_of(asked, accumulate_dtype(asked.q.dtype))))
+    """Gradients of queries from their ``sums``."""
+    with b.kernel(), b.loops(asked.q.shape, range(4)) as (n, h, i, d):
+        total = b.load(sums, (n, h, *tiles.held_at(i, d)))
+        b.store(result, (n, h, i, d), op("mul", total, scale_of(asked, accumulate_dtype(asked.q.dtype))))
 
 
 def _zeros(b: Builder, asked: Attention) -> Value:
@@ -205,15 +225,19 @@ def _of_queries(b: Builder, found: Backward, delta: Value, result: Value) -> Non
 def _of_keys(
     b: Builder, found: Backward, delta: Value, of_key: Value | None, of_value: Value | None, sums: Value | None = None
 ) -> None:
+    """Of each head of keys or, with ``sums`` of gradients of queries, of each head of queries."""
     asked = found.asked
     rows, each, wide = asked.q.shape[2], sharing(asked), accumulate_dtype(asked.q.dtype)
-    shape = asked.k.shape[:3]
+    shape, share = asked.k.shape[:3], ONE
+    if sums is not None:
+        shape, share, each = (*asked.q.shape[:2], asked.k.shape[2]), each, ONE
     wanted = (("weights", of_value), ("slopes", of_key))
     kept = [b.temp(asked.q.dtype, (*shape, each, rows), name=n) if r else None for n, r in wanted]
     with b.kernel(), b.loops(shape, range(3)) as place:
         key = (place[0], place[1], place[2])
         with b.loop(each, "g") as g, b.loop(rows, "i") as i:
-            values = _weight_and_slope(b, found, delta, (key[0], key[1] * each + g, i), key, True)
+            of_key_ = (key[0], floordiv(key[1], share), key[2])
+            values = _weight_and_slope(b, found, delta, (key[0], key[1] * each + g, i), of_key_, True)
             for memory, value in zip(kept, values, strict=True):
                 if memory is not None:
                     b.store(memory, (*key, g, i), value)
@@ -229,5 +253,5 @@ def _of_keys(
                 b.store(result, (*key, e), total[0] if scale is None else op("mul", total[0], scale))
         if sums is not None and kept[1] is not None:
             with b.loop(rows, "i") as i, b.loop(asked.q.shape[3], "d") as d:
-                a, c = b.load(kept[1], (*key, ix(0), i)), b.load(asked.k, (*key, d))
+                a, c = b.load(kept[1], (*key, ix(0), i)), b.load(asked.k, (key[0], floordiv(key[1], share), key[2], d))
                 b.store(sums, (*key[:2], *tiles.held_at(i, d)), op("product", cast(a, wide), cast(c, wide)), reducer="add")

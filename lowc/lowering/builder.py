@@ -65,7 +65,7 @@ class Nest:
 
 
 Library = Callable[[Value, Value], str]
-Attends = Callable[[Value, Value, Value, Value | None, bool, str], str]
+Attends = Callable[[Value, Value, Value, Value | None, bool, str, str], str]
 Convolves = Callable[[Value, Value, TensorMeta, Coords, Index], str]
 
 
@@ -85,8 +85,8 @@ class Builder:
     ``library``: why the product of two values is a call of ATen, "" for one that is to be a loop nest.  ``followed``: whether
     pointwise ops follow the node at hand.  ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
 
-    ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal) is a call of ATen, "" for a
-    loop nest; told last is what is wanted, the "result", "sums" for a backward pass as well, or "gradients".
+    ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal, what is wanted, whose the op
+    is in ATen) is a call of ATen, "" for a loop nest; see ``asked.Asked`` for what is wanted, and whose.
     ``tf32``: products of f32 are of what ``ir.tiles.tf32`` leaves of their factors.
     ``convolution``: likewise of (the input, weights, what is made, steps, groups).  ``node``: the name of the node at hand.
     """

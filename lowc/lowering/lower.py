@@ -70,7 +70,7 @@ def lower(
         made = all(y.buffer is not entry for entry in inputs)
         return "" if choose_product.own(x, y, options, target, made) else "lowc's own with option matmul='own'"
 
-    def attends(q: Value, k: Value, v: Value, bias: Value | None, causal: bool, wanted: str) -> str:
+    def attends(q: Value, k: Value, v: Value, bias: Value | None, causal: bool, wanted: str, other: str) -> str:
         if alone:
             return ""
         if why := decided.left.get(builder.node):
@@ -80,7 +80,7 @@ def lower(
             own = asked.options is not None and asked.options.attention == "own"
             return "" if own else "a library's (lowc's own with option attention='own')"
         in_lines = all(lines_of(x) for x in (q, k, v))
-        return asked.attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted)
+        return asked.attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted, other)
 
     def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, groups: Index) -> str:
         if alone and not gpu and (target is None or target.kind == "x86"):

@@ -1,7 +1,8 @@
 """Choosing whose attention is, and how tensor cores of a GPU do it.
 
-With option ``attention="auto"`` it is lowc's own where that was measured to be faster than what torch would call: on a GPU
-benchmarks/results/h200_attention.md, on a CPU ``choose_online.why_not`` and, for gradients, ``choose_gradient.why_not``.
+With option ``attention="auto"`` it is lowc's own where that was measured to be faster than the op that is in the graph: on a GPU
+``FASTER``, from benchmarks/results/h200_attention.md, on a CPU ``choose_online.why_not`` and, for gradients,
+``choose_gradient.why_not``.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,16 +21,30 @@ from lowc.scheduler.relay_gradient import RelayedGradient
 from lowc.scheduler.relay_tiles import PIECE
 from lowc.target import Target
 
-Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str], str]
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str, str], str]
 LONG = 8192  # keys from which blocks of one head are at work at a time, so that its keys and values stay in the L2 cache
 WAYS = ((3, 128, 3), (2, 128, 2), (2, 64, 2), (1, 64, 2))  # groups, keys at a time, stages
 THIN = 64  # columns up to which three groups have registers enough
 TRIES = 4  # ways that are tried, best first, should one not be legal
 FULL = 3  # blocks for each multiprocessor; with fewer nothing was measured
-LEAST = {(128, True): 1024, (64, True): 4096, (128, False): 4096, (64, False): 16384}  # rows, by width of a head and mask
+ANY = 1 << 62
+EACH = {(wide, causal): (1024, ANY) for wide in (64, 128) for causal in (False, True)}
+# By the library whose op is in the graph and what is wanted: from how many rows to how many lowc's own was measured to be faster
+# by at least 1.02, by width of a head and whether causal.  Beside cuDNN's op, whose backward pass has not been given sums of
+# lowc's, "sums" are where gradients are lowc's own as well.
+FASTER = {
+    ("flash", "result"): EACH,
+    ("flash", "sums"): EACH,
+    ("flash", "sums of gradients"): EACH,
+    ("cudnn", "result"): {
+        (128, True): (1024, ANY), (64, True): (4096, ANY), (128, False): (4096, ANY), (64, False): (16384, ANY),
+    },
+    ("cudnn", "sums"): {(128, True): (2048, 4096), (64, True): (4096, ANY)},
+    ("cudnn", "sums of gradients"): {(128, True): (2048, 4096), (64, True): (1024, ANY), (64, False): (1024, ANY)},
+}  # fmt: skip
 OTHERS = "a library's (lowc's own with option attention='own')"
 ROWS = 64  # of queries, for each 128 threads
-TOGETHER = ((4096, 8), (8192, 4), (1 << 62, 2))  # rows of queries up to which gradients are best made of so many heads at a time
+TOGETHER = ((2048, 8), (8192, 4), (1 << 62, 2))  # rows of queries up to which gradients are best made of so many heads at a time
 
 
 def ways(kernel: Kernel, target: Target) -> tuple[Relayed | RelayedGradient | RelayedAcross, ...]:
@@ -101,13 +116,14 @@ def shared(deep: int, wide: int, groups: int, keys: int, stages: int, strips: in
 def library(target: Target, options: Options) -> Whose:
     """For ``lowering``: why attention of a dtype and of queries, keys and values of these shapes is ATen's; "" for lowc's own.
 
-    Told also whether there is a bias, whether it is causal, whether all lie as the copying engine wants them, and what is wanted:
-    the "result", "sums" for a backward pass as well, "gradients", or "sums of gradients": those of queries added up in memory.
+    Told also whether there is a bias, whether it is causal, whether all lie as the copying engine wants them, what is wanted: the
+    "result", "sums" for a backward pass as well, "gradients", or "sums of gradients": those of queries added up in memory; and
+    whose the op is in ATen, which is what would be called: "flash", "efficient", "cudnn" or "cpu".
     """
 
     def why(
         dtype: DType, q: Sequence[Index], k: Sequence[Index], v: Sequence[Index],
-        biased: bool, causal: bool, in_lines: bool, wanted: str,
+        biased: bool, causal: bool, in_lines: bool, wanted: str, other: str,
     ) -> str:  # fmt: skip
         if options.attention == "library":
             return "option attention='library'"
@@ -131,20 +147,21 @@ def library(target: Target, options: Options) -> Whose:
             return "rows of a factor begin at no multiple of 16 bytes"
         if constant(q[-2]) in (0, 1) or constant(k[-2]) in (0, 1):
             return "one query, or one key"
-        if wanted not in ("result", "sums") and (q[1] != k[1] or (constant(q[-1]) or 0) + (constant(v[-1]) or 0) > WIDEST):
+        if wanted == "gradients" and (q[1] != k[1] or (constant(q[-1]) or 0) + (constant(v[-1]) or 0) > WIDEST):
             return f"heads that share keys, or of {q[-1]} and {v[-1]}; lowc's own gradients have {WIDEST} columns together"
         if options.attention == "own":
             return ""
-        if biased or wanted != "result":
+        measured = FASTER.get(("flash" if other == "cpu" else other, wanted))  # "cpu": captured there, for this target
+        if biased or measured is None or not _faster(q, k, v, measured.get((constant(q[-1]) or 0, causal)), target.cores):
             return OTHERS
-        return "" if _faster(q, k, v, causal, target.cores) else OTHERS
+        return ""
 
     return why
 
 
 def _not_across(q: Sequence[Index], k: Sequence[Index], v: Sequence[Index], biased: bool, target: Target) -> str:
     """Why gradients of queries are made by a kernel of their own; "" if those of keys and values make them as well."""
-    if ABILITY not in target.ops or biased or q[1] != k[1]:
+    if ABILITY not in target.ops or biased:
         return "rows of keys do not add to gradients of queries"
     deep, wide = constant(q[-1]) or WIDEST, constant(v[-1]) or WIDEST
     if max(deep, wide) > 2 * THIN or -(-deep // THIN) != -(-wide // THIN):
@@ -152,12 +169,13 @@ def _not_across(q: Sequence[Index], k: Sequence[Index], v: Sequence[Index], bias
     return ""
 
 
-def _faster(q: Sequence[Index], k: Sequence[Index], v: Sequence[Index], causal: bool, processors: int) -> bool:
-    """Whether lowc's own was measured to be faster for such sizes; what was not measured is ATen's."""
+def _faster(
+    q: Sequence[Index], k: Sequence[Index], v: Sequence[Index], measured: tuple[int, int] | None, processors: int
+) -> bool:
+    """Whether rows are among those ``measured``, and blocks enough for the GPU; what is not is ATen's."""
     known = [constant(n) for n in (*q, v[-1])]
-    if None in known or tuple(q) != tuple(k):
+    if measured is None or None in known or tuple(q) != tuple(k):
         return False
     batch, heads, rows, deep, wide = (n or 0 for n in known)
-    least = LEAST.get((deep, causal))
     blocks = batch * heads * -(-rows // (2 * ROWS))
-    return least is not None and deep == wide and rows >= least and blocks >= FULL * processors
+    return deep == wide and measured[0] <= rows <= measured[1] and blocks >= FULL * processors

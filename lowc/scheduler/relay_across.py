@@ -118,6 +118,9 @@ class _Across(GradientTiles):
             raise ScheduleError(f"{store.buffer.name} has sums elsewhere than threads have them")
         return matrix * size
 
+    def shared(self) -> tuple[Expr, ...]:
+        return tuple([factor for pair in self.factors for factor in pair])
+
     # ------------------------------------------------------------ turns
 
     def tile(self) -> list[Stmt]:

@@ -17,7 +17,7 @@ For queries rows are q and the gradient of the result, others k and v, and slope
 are k and v, others q and that gradient, and weights and slopes are both held.  All that some row of a block may see comes; the
 mask is applied to all.  Weights below 2**-126 are 0.
 
-It was checked by ptxas and by a simulator, and has not run on a device.
+On an H200 it had 0.56 to 0.77 of cuDNN's speed (benchmarks/results/h200_attention.md).
 """
 
 import math

@@ -37,7 +37,8 @@ class GpuModel(Function):
     If an argument is in the GPU's memory (``device_arrays``), so are the results, as torch tensors if one was, else as
     ``DeviceArray``.  All work then goes to the caller's stream: torch's current one, else the one that an argument's
     ``__cuda_array_interface__`` names, else the legacy default stream; the call does not wait for it.  A failed check is raised
-    by a later call or by ``synchronize``.
+    by a later call or by ``synchronize``.  A model that was called while that stream was captured lives as long as the process,
+    since the CUDA graph reads its weights.
 
     A call raises LowcError for an argument of the wrong number, name, dtype, rank, size, stride or device, and what the driver
     reports; MemoryError if the GPU or the host has none.
@@ -55,6 +56,7 @@ class GpuModel(Function):
         """``code``: that of ``functions``, by kernel.  ``constants``: the weights in order.  ``again``: see ``Function``."""
         super().__init__(manifest, code, again)
         self.device = f"cuda:{on.index}"
+        self._held = False
         self._on = on
         gpu = gpu_of(code)
         wanted = [launch.params[n] for launch in gpu.launches for n in launch.aligned]
@@ -142,6 +144,10 @@ class GpuModel(Function):
             stream = int(own._C._cuda_getCurrentRawStream(on.index))  # torch.cuda.current_stream, without an object
         else:
             stream = next((s for s in map(stream_of, far) if s is not None), LEGACY)
+        # a default stream is in no capture, and to ask about it while others capture is an error
+        if not self._held and stream not in (0, LEGACY) and driver.capturing(stream):
+            self._held = True
+            on.held.append(self)
         arrays: list[Any] = [
             view(a, t, on.index, driver, stream or LEGACY, torch) if is_there else host_array(a, t, torch)
             for a, t, is_there in zip(given, self.inputs, there, strict=True)

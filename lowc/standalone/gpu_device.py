@@ -36,7 +36,8 @@ class Lane:
 class GpuDevice:
     """GPU ``index``.  ``capability``: 90 for 9.0.  ``version``: of CUDA, that its driver is for (13000 for 13.0).
 
-    Lanes and the pool are kept as long as the process: others may still wait for their streams."""
+    Lanes and the pool are kept as long as the process: others may still wait for their streams.  So is what is ``held``: models
+    whose weights CUDA graphs of others may read."""
 
     def __init__(self, index: int, driver: Direct) -> None:
         """Raises LowcError if there is no such GPU."""
@@ -50,6 +51,7 @@ class GpuDevice:
         with driver.inside(self.context):
             self.pool = driver.pool(index)
         self._spare: list[Lane] = []
+        self.held: list[object] = []
 
     def take(self) -> Lane:
         """A lane that no other call has; ``list.pop`` and ``append`` are atomic.  The context is current."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lowc.scheduler import choose_attention
 
@@ -117,14 +118,34 @@ def differentiated(function: Callable[..., Tensor], options: dict[str, Any], *ar
 
 
 def test_gradients_by_atens_backward_pass(chosen: list[Any]) -> None:
-    """The sums that lowc's own kernel stores are what ATen's backward pass wants: heads that share keys are ATen's there."""
-    attend = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
-    differentiated(lambda q, k, v: attend(q, k, v), OWN, *tensors(2, 4, 640, 64, shared=2))
+    """The sums that lowc's own kernel stores are what ATen's backward pass wants: wide heads are ATen's there."""
+    attend = partial(F.scaled_dot_product_attention, is_causal=True)
+    differentiated(lambda q, k, v: attend(q, k, v), OWN, *tensors(2, 4, 640, 256))
     assert chosen
 
 
-@pytest.mark.parametrize(("deep", "causal", "rows"), [(64, True, 640), (64, False, 700), (128, True, 777), (128, False, 256)])
-def test_gradients(deep: int, causal: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_heads_that_share_keys() -> None:
+    attend = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+    differentiated(lambda q, k, v: attend(q, k, v), OWN, *tensors(2, 4, 640, 64, shared=2))
+
+
+def test_gradients_by_deterministic_algorithms() -> None:
+    """The same bits each time."""
+    args = [t.requires_grad_() for t in tensors(2, 3, 640, 64)]
+    weight = torch.randn_like(args[0])
+    torch.use_deterministic_algorithms(True)
+    try:
+        compiled = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), backend="lowc", options=OWN)
+        found = [torch.autograd.grad(compiled(*args), args, weight) for _ in range(4)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.fixture
+def backward(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The ways that are chosen for gradients."""
     found: list[Any] = []
     gradients = choose_attention.gradients
 
@@ -134,6 +155,39 @@ def test_gradients(deep: int, causal: bool, rows: int, monkeypatch: pytest.Monke
         return ways
 
     monkeypatch.setattr(choose_attention, "gradients", noted)
+    return found
+
+
+@pytest.mark.parametrize(("deep", "causal", "rows"), [(64, True, 640), (64, False, 700), (128, True, 777), (128, False, 256)])
+def test_gradients(deep: int, causal: bool, rows: int, backward: list[Any]) -> None:
     attend = partial(F.scaled_dot_product_attention, is_causal=causal)
     differentiated(lambda q, k, v: attend(q, k, v), OWN, *tensors(2, 3, rows, deep))
-    assert found
+    assert backward
+
+
+@pytest.mark.parametrize(
+    ("library", "rows", "deep", "both"),
+    [
+        (SDPBackend.FLASH_ATTENTION, 1024, 64, True), (SDPBackend.CUDNN_ATTENTION, 2048, 128, True),
+        (SDPBackend.CUDNN_ATTENTION, 1024, 64, False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_gradients_by_default(
+    library: SDPBackend, rows: int, deep: int, both: bool, chosen: list[Any], backward: list[Any]
+) -> None:
+    """Of either library's op; the last one's forward pass is cuDNN's, whose sums lowc's backward pass takes."""
+    args = tuple(a.requires_grad_() for a in tensors(4, 16, rows, deep))
+    weight = torch.randn_like(args[0])
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    compiled = torch.compile(attend, backend="lowc", fullgraph=True, options={"cache": False})
+    with sdpa_kernel(library):
+        ours, eager = (torch.autograd.grad(f(*args), args, weight) for f in (compiled, attend))
+    last = [a.detach()[-1:, -1:].double().requires_grad_() for a in args]
+    exact = torch.autograd.grad(attend(*last), last, weight[-1:, -1:].double())
+    for a, b, c in zip(ours, eager, exact, strict=True):
+        assert off(a[-1:, -1:], c) <= 2 * off(b[-1:, -1:], c)
+    assert backward and bool(chosen) == both

@@ -20,8 +20,8 @@ CLOSE = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}
 
 
 def gradients(shape: Shape, nests: str, causal: bool = False, bias: bool = False, dtype: str = "f32") -> Kernel:
-    """Of queries ("q" in ``nests``), of keys and values ("k"), of keys and values with sums for queries ("a") @SCHEDULED, as
-    ``lowering/attention_backward.py`` writes them."""
+    """Of queries ("q" in ``nests``), of keys and values ("k"), of keys and values by heads of queries with sums for these
+    ("a") @SCHEDULED, as ``lowering/attention_backward.py`` writes them."""
     heads, shared, rows, keys, deep = shape
     each = int(heads) // int(shared)
 
@@ -71,15 +71,33 @@ def gradients(shape: Shape, nests: str, causal: bool = False, bias: bool = False
         }}
     }} }}"""
     at = "(y1 // 64), (c3 // 8), ((y1 // 16) % 4)*32 + (y1 % 8)*4 + ((c3 // 2) % 4), ((y1 // 8) % 2)*2 + (c3 % 2)"
-    adding = f"""for y1 in {rows} {{ for c3 in {deep} {{
-        added[hk, {at}] add= product(f32(slopes[hk, r, 0, y1]), f32(k[hk, r, c3]))
+    of_all = f"""for h in {heads} {{ for r in {keys} {{
+        for o in {rows} {{
+            {slope("h", kh, "o", "r", True, 1)}
+            weights[h, r, 0, o] = {dtype}(w1)
+            slopes[h, r, 0, o] = {dtype}(w1 * (g1 - delta[h, o]))
+        }}
+        for c1 in {deep} {{
+            acc a1: f32 = add
+            for y in {rows} {{ a1 add= product(f32(weights[h, r, 0, y]), f32(grad[h, y, c1])) }}
+            grad_v[h, r, c1] = {dtype}(a1)
+        }}
+        for c2 in {deep} {{
+            acc a2: f32 = add
+            for t in {rows} {{ a2 add= product(f32(slopes[h, r, 0, t]), f32(q[h, t, c2])) }}
+            grad_k[h, r, c2] = {dtype}(a2 * 0.25)
+        }}
+        for y1 in {rows} {{ for c3 in {deep} {{
+            added[h, {at}] add= product(f32(slopes[h, r, 0, y1]), f32(k[{kh}, r, c3]))
+        }} }}
     }} }}"""
-    both = of_keys[: of_keys.rindex("} }")] + adding + "} }"
-    body = {"q": queries, "k": of_keys, "qk": f"{queries}\n{of_keys}", "a": both}[nests]
+    body = {"q": queries, "k": of_keys, "qk": f"{queries}\n{of_keys}", "a": of_all}[nests]
     names = "".join(f"{n}: size 1.. ~ 200, " for n in dict.fromkeys((rows, keys)) if isinstance(n, str))
     row, column = f"{heads}, {rows}", f"{shared}, {keys}"
     params = f"q: {dtype}[{row}, {deep}], k: {dtype}[{column}, {deep}], v: {dtype}[{column}, {deep}], "
     params += f"grad: {dtype}[{row}, {deep}], lse: f32[{row}], delta: f32[{row}], bias: {dtype}[{rows}, {keys}], "
+    if nests == "a":
+        column, each = f"{heads}, {keys}", 1
     params += f"slopes_q: {dtype}[{row}, {keys}], weights: {dtype}[{column}, {each}, {rows}], "
     params += f"slopes: {dtype}[{column}, {each}, {rows}], "
     params += f"added: f32[{heads}, ({rows} + 127) // 128 * 2, {-(-deep // 64) * 8}, 128, 4], "
@@ -128,7 +146,8 @@ def check(
     memory["lse"], memory["delta"] = (x.astype(np.float32).ravel() for x in (sums, delta))
     exact = {"grad_q": slopes @ k * 0.25}
     for name, array in (("grad_k", slopes.transpose(0, 2, 1) @ q * 0.25), ("grad_v", weights.transpose(0, 2, 1) @ grad)):
-        exact[name] = array.reshape(shared, heads // shared, keys, deep).sum(1)
+        part = name in memory and memory[name].size == heads * keys * deep  # of each head of queries
+        exact[name] = array if part else array.reshape(shared, heads // shared, keys, deep).sum(1)
     if run is None:
         run_kernel(kernel, memory, sizes, random.Random(0) if given.get("shuffle") else None)
     else:

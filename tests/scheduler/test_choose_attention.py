@@ -17,9 +17,10 @@ def shape(*sizes: int | Symbol) -> Shape:
 
 def why(
     q: Shape, causal: bool = False, keys: Shape | None = None, wanted: str = "result", dtype: DType = bf16,
-    biased: bool = False, in_lines: bool = True, **options: str,
+    biased: bool = False, in_lines: bool = True, other: str = "cudnn", **options: str,
 ) -> str:  # fmt: skip
-    return library(TARGET, Options(**options))(dtype, q, keys or q, keys or q, biased, causal, in_lines, wanted)  # type: ignore[arg-type]
+    asked = library(TARGET, Options(**options))  # type: ignore[arg-type]
+    return asked(dtype, q, keys or q, keys or q, biased, causal, in_lines, wanted, other)
 
 
 def test_what_was_measured_to_be_faster_is_lowcs_own() -> None:
@@ -42,14 +43,40 @@ def test_what_was_not_is_atens(sizes: tuple[int | Symbol, ...], causal: bool) ->
     assert why(shape(*sizes), causal, attention="own") == ""
 
 
+@pytest.mark.parametrize("wanted", ["result", "sums", "sums of gradients"])
+def test_beside_flash_all_that_was_measured_is_lowcs_own(wanted: str) -> None:
+    for deep in (64, 128):
+        for causal in (False, True):
+            for batch, rows in ((4, 1024), (1, 16384)):
+                for other in ("flash", "cpu"):  # "cpu": with --target
+                    assert why(shape(batch, 16, rows, deep), causal, wanted=wanted, other=other) == ""
+    for sizes in ((4, 16, 1000, 64), (1, 4, 4096, 64), (4, 16, 4096, 96)):
+        assert why(shape(*sizes), wanted=wanted, other="flash") != ""
+    assert why(shape(4, 16, 4096, 64), keys=shape(4, 4, 4096, 64), wanted=wanted, other="flash") != ""
+    assert why(shape(4, 16, 4096, 64), biased=True, wanted=wanted, other="flash") != ""
+    assert why(shape(4, 16, 4096, 64), wanted=wanted, other="efficient") != ""
+
+
+def test_gradients_beside_cudnn() -> None:
+    """Where both passes are lowc's own, or the backward pass alone."""
+    for sizes, causal, forward, backward in (
+        ((4, 16, 1024, 128), True, False, False), ((4, 16, 2048, 128), True, True, True), ((2, 16, 4096, 128), True, True, True),
+        ((4, 48, 8192, 128), True, False, False), ((2, 16, 4096, 128), False, False, False),
+        ((4, 16, 1024, 64), True, False, True), ((2, 16, 4096, 64), True, True, True), ((1, 16, 16384, 64), False, False, True),
+    ):  # fmt: skip
+        found = [why(shape(*sizes), causal, wanted=wanted) == "" for wanted in ("sums", "sums of gradients")]
+        assert found == [forward, backward], (sizes, causal)
+
+
 def test_what_only_aten_does() -> None:
     large = shape(4, 16, 4096, 128)
-    assert "a library's" in why(large, True, wanted="gradients")
     assert why(large, True, wanted="gradients", attention="own") == ""
     assert "256 columns" in why(shape(4, 16, 4096, 256), True, wanted="gradients", attention="own")
     assert "share keys" in why(large, True, keys=shape(4, 4, 4096, 128), wanted="gradients", attention="own")
-    assert "a library's" in why(large, True, wanted="sums")
-    assert why(large, True, wanted="sums", attention="own") == ""
+    assert "a library's" in why(large, wanted="sums")
+    assert why(large, wanted="sums", attention="own") == ""
+    for other in ("flash", "cudnn"):  # by deterministic algorithms
+        assert "a library's" in why(large, True, wanted="gradients", other=other)
     assert "not f32" in why(large, True, dtype=f32, attention="own")
     assert "16 bytes" in why(large, True, in_lines=False, attention="own")
     assert "heads of 100" in why(shape(4, 16, 4096, 100), True, attention="own")

@@ -23,7 +23,7 @@ def why(
     options: Options = AUTO, wanted: str = "sums",
 ) -> str:  # fmt: skip
     q, kv = ((ix(1), ix(8), ix(n), ix(deep)) for n in (rows, keys))
-    return library(target, options)(dtype, q, kv, kv, False, causal, True, wanted)
+    return library(target, options)(dtype, q, kv, kv, False, causal, True, wanted, "cpu")
 
 
 @pytest.mark.parametrize(

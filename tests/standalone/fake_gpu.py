@@ -20,6 +20,7 @@ from lowc.ir.numeric import storage_dtype
 from lowc.ir.parser import parse_module
 from lowc.ir.walk import storage_size
 from lowc.package import Package, compile_program
+from lowc.runtime.cuda.direct import LEGACY
 from lowc.runtime.cuda.driver import DriverError
 from lowc.standalone.container import Container
 from lowc.standalone.gpu import GpuModel
@@ -45,6 +46,7 @@ class FakeDriver:
         self.missing = ""
         self.pins: dict[int, Any] = {}
         self.events: set[int] = set()
+        self.in_capture: set[int] = set()
         self.modules: set[int] = set()
         self._thread = threading.local()
         self._shared: dict[int, int] = {}
@@ -95,6 +97,10 @@ class FakeDriver:
 
     def stream(self) -> int:
         return self._handle()
+
+    def capturing(self, stream: int) -> bool:
+        assert stream not in (0, LEGACY), "asked about a default stream"
+        return stream in self.in_capture
 
     def event(self) -> int:
         self.events.add(handle := self._handle())

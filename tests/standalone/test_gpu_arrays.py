@@ -35,6 +35,20 @@ def test_arrays_there_stay_there(mlp: package.Package, eager: Any) -> None:
     assert address not in driver.live and len(driver.live) == before - 1
 
 
+@pytest.mark.parametrize("capture", [False, True])
+def test_weights_that_a_captured_graph_reads_outlive_the_model(mlp: package.Package, capture: bool) -> None:
+    model, driver = load(mlp)
+    device = model._on
+    weights = set(driver.live)
+    driver.in_capture |= {0x42} if capture else set()
+    x = np.random.default_rng(0).standard_normal((7, 19), np.float32)
+    for stream in (LEGACY, 0x42, 0x42):
+        result = model(OnFake(driver, x, stream=stream))
+    del model, result
+    gc.collect()
+    assert (weights <= set(driver.live)) == capture and len(device.held) == int(capture)
+
+
 def test_a_result_is_an_argument() -> None:
     model, driver = load(compiled(lambda x: x * 2, (torch.randn(4, 3),)))
     first = model(OnFake(driver, np.ones((4, 3), np.float32)))

@@ -3,6 +3,7 @@
 python -m pytest -m gpu tests/standalone/test_on_gpu.py
 """
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -306,3 +307,24 @@ def test_random_numbers_and_floats() -> None:
         for a, b in zip(model(given, 1.5, seed=7), here(x, 1.5, seed=7), strict=True):
             torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-5)
     assert not torch.equal(model(x, 1.5)[1], model(x, 1.5)[1])
+
+
+def test_a_captured_graph_outlives_the_model() -> None:
+    """Its weights stay."""
+    module, x = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 8)), torch.randn(5, 64)
+    model, given = on_gpu(compiled(module, (x,))), x.to(DEVICE)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        model(given)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        out = model(given)
+    del model
+    gc.collect()
+    given.copy_(other := torch.randn(5, 64))
+    others = [torch.zeros(1 << 20, device=DEVICE) for _ in range(4)]
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(out.cpu().double(), wide(module, (other,)), rtol=1e-5, atol=1e-5)
+    assert len(others) == 4

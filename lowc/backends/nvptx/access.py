@@ -8,10 +8,11 @@ from lowc.backends.nvptx.atomics import add_four, atomic, combine
 from lowc.backends.nvptx.operations import AMPERE, apply, cast, narrow_pair
 from lowc.backends.nvptx.thread import WORD, Memory, Number, Thread, Vals, flat, lanes_of, plus, total, varies
 from lowc.errors import CodegenError
-from lowc.ir.index import Index, constant, split
+from lowc.ir.index import Index, constant, depends_on, ix, split
 from lowc.ir.nodes import Buffer
 from lowc.ir.ops import identity
 from lowc.ir.types import DType, bf16, bool_, f32
+from lowc.ir.walk import Substitution
 
 WIDE = 16  # bytes of the widest access
 LINE, PIECES = 128, 8  # bytes, and pieces of 16 bytes, over which memory for tensor cores is swizzled
@@ -71,6 +72,8 @@ def _width(t: Thread, buffer: Buffer, where: Memory, place: Index) -> int:
     if t.lanes is None or (where.space == 0 and buffer.dtype.bits != 16):
         return 1
     step, rest = split(place, t.lanes.axis)
+    if where.space == 1 and isinstance(t.lanes.base, int) and depends_on(rest, t.lanes.axis):
+        return _in_runs(t, buffer, place)
     if constant(step) != 1 or varies(t, rest):
         return 1
     width = min((WIDE if where.space else WIDE_LOCAL) // buffer.dtype.bytes, t.lanes.count)
@@ -79,6 +82,24 @@ def _width(t: Thread, buffer: Buffer, where: Memory, place: Index) -> int:
     while width > 1 and any(m % width for m in multiples):
         width //= 2
     return max(1, width)
+
+
+def _in_runs(t: Thread, buffer: Buffer, place: Index) -> int:
+    """The same where lanes are neighbours in groups: ``(v // 2) * 4 + v % 2``."""
+    lanes = t.lanes
+    assert lanes is not None
+    assert isinstance(lanes.base, int)
+    places = [Substitution({lanes.axis: ix(lanes.base + n)}).index(place) for n in range(lanes.count)]
+    apart = [constant(p - places[0]) for p in places]
+    multiples = [_multiple(t, m, c) for m, c in places[0].terms]
+    width = min(WIDE // buffer.dtype.bytes, lanes.count)
+    while width > 1:
+        groups = [apart[n : n + width] for n in range(0, lanes.count, width)]
+        runs = all(g[0] is not None and g[0] % width == 0 and g == list(range(g[0], g[0] + width)) for g in groups)
+        if runs and not varies(t, places[0]) and not any(m % width for m in multiples):
+            return width
+        width //= 2
+    return 1
 
 
 def _multiple(t: Thread, monomial: Sequence[object], coefficient: int) -> int:

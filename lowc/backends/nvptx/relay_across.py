@@ -3,8 +3,7 @@
     before the first turn, also of a pipeline that does not go on where the one before ends: what rows of its tiles have is
     gathered; all wait for one another
     each turn:
-      begin to load what rows of the next turn's tiles have
-      wait for tiles; begin both first products
+      wait for tiles; begin both first products; begin to load what rows of the next turn's tiles have
       until the first of them is done; the work on it; until the second is done; the rest of the work
       spread what is held, store what was loaded for the next turn; say so
       begin total += held @ …
@@ -13,11 +12,14 @@
       until the third is done; say that its tile is empty
 
 Atomic additions go on while the last product does.  What is spread and gathered has two places, taken in turn: who has waited
-for a turn's knows that all others are done with the turn before, so that no barrier says when a place is empty.
+for a turn's knows that all others are done with the turn before, so that no barrier says when a place is empty.  What is made of
+a number that is loaded for the next turn is made where it is stored: before that nothing waits for the load.
 """
 
 from collections.abc import Callable, Sequence
 
+from lowc.backends.llvm.types import constant as constant_text
+from lowc.backends.llvm.types import scalar
 from lowc.backends.llvm.values import Val
 from lowc.backends.nvptx import barriers
 from lowc.backends.nvptx.barriers import SHARED
@@ -26,13 +28,14 @@ from lowc.backends.nvptx.multiply import uniform
 from lowc.backends.nvptx.relay import ALIGNMENT, WARP, RelayRing
 from lowc.backends.nvptx.thread import Memory, Thread, Vals, operand, plus
 from lowc.ir.index import ZERO, constant, ix
-from lowc.ir.nodes import Buffer, Expr, For, Load, Stmt, Store
+from lowc.ir.nodes import Buffer, Const, Expr, For, Load, Op, Stmt, Store, Var
 from lowc.ir.relays import Across, Spread, Turns
 from lowc.ir.tiles import GROUP, SPAN
-from lowc.ir.walk import Substitution, exprs, parts, same, statements
+from lowc.ir.walk import Substitution, exprs, parts, rewrite, same, statements
 
 MEET = 1  # the barrier at which those who multiply wait for one another
 LINE = 128  # bytes of a row of a tile
+LOADED = "gathered.loaded"  # what a thread has loaded and has not stored
 
 
 def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr], Vals]) -> None:
@@ -50,7 +53,7 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
     if number == 0 or not _continues(ring.found.turns[number - 1], found):
         t.axes[loop.axis.name] = 0
         half = ring.half.now()[0]
-        _keep(ring, across, thread, half, _gathered(ring, across, thread, evaluate))
+        _keep(ring, across, thread, half, _gathered(ring, across, thread, evaluate), evaluate)
         b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.count", "void", "i32, i32")
         b.line(f"call void @llvm.nvvm.barrier.cta.sync.aligned.count(i32 {MEET}, i32 {ring.groups * GROUP})")
     if number == 0:
@@ -61,8 +64,6 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
     def turn(index: str, _: list[str]) -> Sequence[str]:
         stage, phase = ring.place.now()
         half, half_phase = ring.half.now()
-        t.axes[loop.axis.name] = (b.op(f"add i{bits} {index}, 1"), bits)
-        following = _gathered(ring, across, thread, evaluate)
         t.axes[loop.axis.name] = (index, bits)
         for buffer, at in _places(ring, across, half):
             t.memory[buffer.name] = Memory((at,), 3)
@@ -72,13 +73,16 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
         for product, made in zip(found.firsts, sums, strict=True):
             barriers.wait(t, ring.full(place[id(product.right)], stage), phase)
             start_tiles(t, product, plus(b, rows, str(ring.resident_at(product.left)), 32), starts[id(product.right)], made[0])
+        t.axes[loop.axis.name] = (b.op(f"add nuw nsw i{bits} {index}, 1"), bits)
+        following = _gathered(ring, across, thread, evaluate)
+        t.axes[loop.axis.name] = (index, bits)
         wait_for(t, 1, sums[:1])
         ring.emit(early)
         wait_for(t, 0, sums[1:])
         ring.emit(late)
         at = _spread_at(ring, half)
         spread(t, across.spread, thread, at)
-        _keep(ring, across, thread, b.op(f"xor i32 {half}, 1"), following)
+        _keep(ring, across, thread, b.op(f"xor i32 {half}, 1"), following, evaluate)
         _say(ring, alone, half)
         one, other = found.seconds
         start_held(t, one, starts[id(one.right)])
@@ -147,24 +151,45 @@ def _continues(before: Turns, after: Turns) -> bool:
 
 
 def _gathered(ring: RelayRing, across: Across, thread: str, evaluate: Callable[[Expr], Vals]) -> list[Val]:
-    """What this thread gathers for the turn that the axis of the pipeline says."""
+    """What this thread loads of what is gathered for the turn that the axis of the pipeline says."""
     b, t = ring.t.b, ring.t
     found: list[Val] = []
-    for loop in across.gathers:
-        store = loop.body[0]
-        assert isinstance(store, Store)
-        t.axes[loop.axis.name] = (thread, 32)
+    for count, stores in _by_count(across):
 
-        def value(store: Store = store) -> list[str]:
-            return [evaluate(store.value)[0].text]
+        def values(stores: Sequence[Store] = stores) -> list[str]:
+            return [evaluate(_loaded(s.value))[0].text for s in stores]
 
-        count = constant(loop.axis.extent) or 0
+        for gather in across.gathers:
+            t.axes[gather.axis.name] = (thread, 32)
         if count < ring.groups * GROUP:
-            (text,) = b.branch(b.pure(f"icmp slt i32 {thread}, {count}"), [("float", "0.0")], value)
+            before = [(scalar(d), constant_text(0, d)) for d in (_loaded(s.value).dtype for s in stores)]
+            texts = b.branch(b.pure(f"icmp slt i32 {thread}, {count}"), before, values)
         else:
-            (text,) = value()
-        found.append(Val(text, store.buffer.dtype))
+            texts = values()
+        found += [Val(text, _loaded(s.value).dtype) for text, s in zip(texts, stores, strict=True)]
     return found
+
+
+def _by_count(across: Across) -> list[tuple[int, list[Store]]]:
+    """How many threads gather, and what they store; neighbours of as many are together, so that there is one branch for them."""
+    found: list[tuple[int, list[Store]]] = []
+    for loop in across.gathers:
+        store, count = loop.body[0], constant(loop.axis.extent) or 0
+        assert isinstance(store, Store)
+        if not found or found[-1][0] != count:
+            found.append((count, []))
+        found[-1][1].append(store)
+    return found
+
+
+def _loaded(value: Expr) -> Expr:
+    """The part of ``value`` that all is made of, with numbers that are known alone."""
+    while isinstance(value, Op):
+        others = [a for a in value.args if not isinstance(a, Const)]
+        if len(others) != 1:
+            return value
+        value = others[0]
+    return value
 
 
 def _places(ring: RelayRing, across: Across, half: str) -> list[tuple[Buffer, str]]:
@@ -178,16 +203,24 @@ def _places(ring: RelayRing, across: Across, half: str) -> list[tuple[Buffer, st
     return found
 
 
-def _keep(ring: RelayRing, across: Across, thread: str, half: str, values: Sequence[Val]) -> None:
-    b = ring.t.b
-    for (buffer, at), value in zip(_places(ring, across, half), values, strict=True):
+def _keep(
+    ring: RelayRing, across: Across, thread: str, half: str, loaded: Sequence[Val], evaluate: Callable[[Expr], Vals]
+) -> None:
+    """Stores what is gathered, of which ``_gathered`` gave what is ``loaded``."""
+    b, t = ring.t.b, ring.t
+    places, left = _places(ring, across, half), list(loaded)
+    for count, stores in _by_count(across):
 
-        def store(at: str = at, value: Val = value) -> list[str]:
-            place = b.op(f"getelementptr float, ptr addrspace(3) {at}, i32 {thread}")
-            b.line(f"store float {value.text}, ptr addrspace(3) {place}, align 4")
+        def store(stores: Sequence[Store] = stores) -> list[str]:
+            for each in stores:
+                part = _loaded(each.value)
+                t.variables[LOADED] = (left.pop(0),)
+                made = rewrite(each.value, lambda e: e, {id(part): Var(LOADED, part.dtype)})
+                at = next(at for buffer, at in places if buffer is each.buffer)
+                place = b.op(f"getelementptr float, ptr addrspace(3) {at}, i32 {thread}")
+                b.line(f"store float {evaluate(made)[0].text}, ptr addrspace(3) {place}, align 4")
             return []
 
-        count = constant(buffer.shape[0]) or 0
         if count < ring.groups * GROUP:
             b.branch(b.pure(f"icmp slt i32 {thread}, {count}"), [], store)
         else:

@@ -51,7 +51,8 @@ def facts(index: int, source: Driver | None = None) -> Facts:
 
 
 class Device:
-    """Device ``index`` (torch's number and the driver's).  ``functions``: the table that the walker takes."""
+    """Device ``index`` (torch's number and the driver's).  ``functions``: the table that the walker takes.  ``held``: what CUDA
+    graphs of others may read, for as long as the process lives."""
 
     def __init__(self, index: int, walker: int, source: Driver, seam: Any) -> None:
         self.index = index
@@ -64,6 +65,7 @@ class Device:
         with source.inside(self.context):
             self.word = Word(*source.pinned(8))
         self.lanes = Pool(self._lane)
+        self.held: list[Any] = []
 
     def _lane(self) -> Lane:
         with self.driver.inside(self.context):

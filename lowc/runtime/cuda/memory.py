@@ -1,4 +1,4 @@
-"""Workspaces and misaligned inputs."""
+"""Workspaces, misaligned inputs, and constants that somebody's CUDA graph reads."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,6 +53,24 @@ def realigner(
             return [_back(out, moved) for out in outputs]
 
     return realigned
+
+
+def kept(
+    call: Callable[[list[Any]], list[Any]], constants: Sequence[torch.Tensor], seam: Any, hold: list[Any]
+) -> Callable[[list[Any]], list[Any]]:
+    """``call``, which puts its ``constants`` into ``hold`` once it becomes a part of its caller's capture: the CUDA graph, which
+    knows addresses alone, may be replayed after the program is gone.  ``seam``: what torch says (``seam.Seam``)."""
+    held = False
+
+    def keeping(args: list[Any]) -> list[Any]:
+        nonlocal held
+        # The default stream is never in a capture, and to ask about it while others capture is an error.
+        if not held and seam.raw_stream() and seam.capturing():
+            held = True
+            hold.extend(constants)
+        return call(args)
+
+    return keeping
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -102,7 +102,8 @@ def bind(
     names = _names(artifact, loaded, text, around) | shared_names(text, functions)
     wanted, written = _places(artifact, len(constants))
     names["realigned"] = memory.realigner(lambda args: names["call"](args), wanted, written, host.ALIGNMENT)
-    names.update(zip(text.constants, _aligned(artifact, constants), strict=True))
+    tensors = _aligned(artifact, constants)
+    names.update(zip(text.constants, tensors, strict=True))
     code = compiled_source(text.source)
     call = profiled(lambda: artifact, text, code, names)
     if text.ops or text.into:
@@ -111,6 +112,8 @@ def bind(
     if options.mode == "reduce-overhead":
         captured = graphs.Graphs(call, artifact, on)
         call = captured.function()
+    if tensors:
+        call = memory.kept(call, tensors, on.seam, on.held)
     call = _on_device(call, on)
     stream = "own" if own else "caller"
     return finished(Program(lambda: artifact, text, code, call, Gpu(loaded, stream, loaded.plan.sides, captured)))

@@ -61,6 +61,16 @@ KERNELS: dict[str, str] = {
     }
   }
 }""",
+    "pairs": """kernel pairs(x: f32[1024], odd: f32[1025], y: f32[1024]) {
+  for b in 2 block {
+    for t in 64 thread(64) {
+      for v in 8 vector(8) {
+        w = odd[(t // 8)*64 + b*512 + (t % 8)*2 + (v // 2)*16 + (v % 2) + 1]
+        y[b*512 + t*8 + v] = x[(t // 8)*64 + b*512 + (t % 8)*2 + (v // 2)*16 + (v % 2)] + w
+      }
+    }
+  }
+}""",
     "small_square": """kernel small_square(x: f32[512], cols: f32[32], most: f32[2], at: i64[2], p: i64[2], d: f64[2]) {
   for b in 2 block {
     acc m: f32, i: i64 = argmax

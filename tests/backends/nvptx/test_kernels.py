@@ -87,6 +87,7 @@ def test_assembles(name: str, cpu: str, tmp_path: Path) -> None:
 
 COUNTS: dict[str, dict[str, int]] = {
     "map_f32": {"ld.global.nc.v4": 2, "st.global.v4": 1, "bar.sync": 0},
+    "pairs": {"ld.global.nc.v2": 4, "ld.global.nc.b32": 8, "st.global.v4": 2},
     "map_bf16": {"ld.global.nc.v4": 1, "st.global.v4": 1, "cvt.rn.bf16x2": 4, "prmt": 0, "bra": 0},
     "softmax": {"ld.global.nc.v4": 2, "st.global.v4": 2, "shfl": 14, "bar.sync": 2, "max.NaN": 14},
     "layernorm": {"ld.global.nc.v4": 2, "st.global.v4": 1, "bar.sync": 1, "shfl": 14},

@@ -3,18 +3,20 @@ without spills and without serialising it, and it computes what it should where 
 may."""
 
 import shutil
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lowc.errors import ScheduleError
+from lowc.errors import ScheduleError, VerifyError
+from lowc.ir import relays
 from lowc.ir.index import Axis, evaluate, ix
 from lowc.ir.nodes import Kernel, Launch
 from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
 from lowc.ir.tiles import column, held_at, row
+from lowc.ir.verify_gpu import verify_kernel_threads
 from lowc.ir.walk import buffers, make_kernel
 from lowc.options import Options
 from lowc.scheduler import choose_attention, contract
@@ -41,16 +43,29 @@ def by_tiles(kernel: Kernel, **changed: Any) -> Kernel:
 
 
 @pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
-@pytest.mark.parametrize("deep", [64, 128])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("rows", [4096, 1000, "m"])
+@pytest.mark.parametrize(
+    ("deep", "causal", "rows"),
+    [(64, False, 4096), (64, True, 4096), (128, False, 1000), (128, True, 4096), (64, False, "m"), (64, True, 1000)],
+)
 def test_ptxas_takes_what_is_chosen(deep: int, causal: bool, rows: Any, tmp_path: Path) -> None:
     kernel = by_tiles(gradients((16, 16, rows, rows, deep), "a", causal, dtype="bf16"))
     ptx = nvptx.compile_module(machine(kernel), TARGET, Options()).code.decode()
-    loops = 1 if rows == 4096 and not causal else 2
+    loops = 2 if causal or rows != 4096 else 1
     assert ptx.count("wgmma.wait_group") == 4 * loops and ptx.count("red.relaxed.gpu.global.add.v4.f32") == 8 * loops
     assert "setmaxnreg" in ptx
     clean(assembled(ptx, tmp_path))
+
+
+@pytest.mark.parametrize("deep", [64, 128])
+def test_products_do_not_wait_for_what_is_loaded_for_the_next_turn(deep: int) -> None:
+    """Loads begin when both first products have, and nothing is made of what they give until it is stored."""
+    kernel = by_tiles(gradients((16, 16, 4096, 4096, deep), "a", dtype="bf16"))
+    ptx = nvptx.compile_module(machine(kernel), TARGET, Options()).code.decode()
+    turn = ptx[ptx.index("wgmma.mma_async") :]
+    second = turn.index("wgmma.commit_group", turn.index("wgmma.commit_group") + 1)
+    assert second < turn.index("ld.global") < turn.index("wgmma.wait_group")
+    stored, log2e = turn.index("stmatrix"), "0fBFB8AA3B"  # less the logarithm of a sum, to base 2
+    assert stored < turn.index(log2e) and stored < turn.index("neg.f32")
 
 
 def simulated(shape: Shape, sizes: dict[str, int] | None = None, causal: bool = False, dtype: str = "f16") -> None:
@@ -66,19 +81,19 @@ def simulated(shape: Shape, sizes: dict[str, int] | None = None, causal: bool = 
 
 
 def test_wide_heads() -> None:
-    simulated((1, 1, 66, 130, 96))
+    simulated((1, 1, 66, 70, 96))
 
 
 def test_wide_heads_under_a_mask() -> None:
-    simulated((1, 1, 200, 140, 128), causal=True)
+    simulated((1, 1, 100, 70, 128), causal=True)
 
 
-def test_narrow_heads() -> None:
-    simulated((2, 2, 130, 20, 32), dtype="bf16")
+def test_narrow_heads_that_share_keys() -> None:
+    simulated((2, 1, 70, 20, 32), dtype="bf16")
 
 
 def test_narrow_heads_under_a_mask() -> None:
-    simulated((1, 1, 260, 260, 64), causal=True)
+    simulated((1, 1, 140, 140, 64), causal=True)
 
 
 def test_lengths_of_the_call() -> None:
@@ -97,16 +112,22 @@ def test_the_simulator_notices_a_missing_wait(what: str, monkeypatch: pytest.Mon
         return at
 
     def late(machine: Any, *args: Any) -> None:
-        if machine.local.thread >= 128:
-            time.sleep(0.1)
+        if machine.local.thread >= 128 and what == "spread":
+            added.wait(60.0)  # one group spreads when the other is done with what both spread
         scatter(machine, *args)
 
-    scatter = tile_simulator.Machine.scatter
-    monkeypatch.setattr(tile_simulator.Machine, "scatter", late)  # one group is later than the other
+    def noted_add(machine: Any, *args: Any) -> None:
+        added.set()
+        add(machine, *args)
+
+    added = threading.Event()
+    scatter, add = tile_simulator.Machine.scatter, tile_simulator.Machine.add
+    monkeypatch.setattr(tile_simulator.Machine, "scatter", late)
+    monkeypatch.setattr(tile_simulator.Machine, "add", noted_add)
     monkeypatch.setattr(relay.RelayRing, what, noted)
     monkeypatch.setattr(relay.barriers, "wait", lambda t, barrier, phase: None if barrier in skipped else real(t, barrier, phase))
     with pytest.raises(AssertionError):
-        simulated((1, 1, 200, 64, 64))
+        simulated((1, 1, 100, 64, 64))
 
 
 def test_sums_lie_as_threads_have_them() -> None:
@@ -132,3 +153,16 @@ def test_what_is_none_is_refused() -> None:
         contract.apply(biased, RelayedAcross("r", 128, 2, 1, True))
     with pytest.raises(ScheduleError, match="at a time"):
         contract.apply(gradients((1, 1, 64, 64, 64), "a", dtype="bf16"), RelayedAcross("r", 64, 2, 1, True))
+
+
+def test_what_is_spread_is_read_by_products_alone() -> None:
+    (step,) = machine(by_tiles(gradients((1, 1, 128, 128, 64), "a", dtype="bf16"))).steps
+    assert isinstance(step, Launch)
+    verify_kernel_threads(step.kernel)
+    found = relays.relay(relays.block_body(step.kernel.body))
+    assert found is not None
+    assert found.turns[0].across is not None
+    read = f"f32({found.turns[0].across.spread.tile.name}[0, 0, 0])"
+    wrong = print_kernel(step.kernel).replace("= ex2_normal(", f"= {read} * ex2_normal(", 1)
+    with pytest.raises(VerifyError, match="read by threads"):
+        verify_kernel_threads(parse_kernel(wrong))
