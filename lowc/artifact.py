@@ -42,9 +42,9 @@ def runs(module: "Module", apart: bool = False) -> "list[tuple[int, ...] | Exter
 class TensorMap:
     """What the engine that copies boxes of a tensor needs to know of one; the driver writes it into 128 bytes, which are a param.
 
-    ``param``: position of the buffer.  ``dtype``: in ``MAP_DTYPES``; "tf32": of f32, rounded to it on the way.  ``offset`` in bytes; ``sizes`` in elements, innermost
-    first; ``strides`` in bytes, of the dimensions but the first, whose elements are neighbours; ``box``: elements along
-    each dimension that are copied at a time.  All over the kernel's sizes.
+    ``param``: position of the buffer.  ``dtype``: in ``MAP_DTYPES``; "tf32": of f32, rounded to it on the way.  ``offset`` in
+    bytes; ``sizes`` in elements, innermost first; ``strides`` in bytes, of the dimensions but the first, whose elements are
+    neighbours; ``box``: elements along each dimension that are copied at a time.  All over the kernel's sizes.
     """
 
     param: int

@@ -225,7 +225,7 @@ def test_fma(name: str, dtype: DType) -> None:
         else:
             exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
             once = _round(exact, carrier) if exact else twice
-            wanted = [once] if name == "fma" else [once, twice]  # type: ignore[list-item]
+            wanted = [once] if name == "fma" else [once, twice]
         rounded = [from_storage(to_storage(np.asarray(w), dtype), dtype) for w in wanted]
         assert any(same(got, w, signs=bool(w)) for w in rounded), (a, b, c, got, rounded)
 
