@@ -3,21 +3,24 @@
 With option ``matmul="auto"`` it is lowc's own where that was measured to be faster (``FASTER``), and where the model of costs
 (``choose_tensor_cores``) says that it saves time: where pointwise ops follow, which then need no kernel and no memory of their
 own, and where rows begin at no multiple of 16 bytes, which the library does at a sixth of its speed.  Other products by
-themselves are the library's, which takes what the best way would, less a little.
+themselves are the library's, which takes what the best way would, less a little, or what large tiles would if all multiprocessors
+shared the last round of them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from lowc.ir import tiles
 from lowc.ir.index import Index, constant, lower_bound
 from lowc.ir.types import DType, f32
 from lowc.options import Options
-from lowc.scheduler.choose_tensor_cores import ABILITY, Size, best
+from lowc.scheduler.choose_tensor_cores import ABILITY, START, WAYS, Size, best
 from lowc.target import Target
 
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool, bool], str]
 SPAN = 0.65  # microseconds that a span of the model takes under load
-SPEED = 0.97  # the library's time over that of the best way
+SPEED = 0.97  # the library's time over that of the best way …
+EVEN = 1.12  # … or over that of large tiles in equal parts for all multiprocessors, whichever is less
 BROKEN = 5.9  # and where rows begin at no multiple of 16 bytes
 POINTWISE = 2.0  # microseconds that a kernel of its own takes besides moving memory …
 MEMORY = 4.2e6  # … and bytes that are moved in a microsecond
@@ -118,11 +121,19 @@ def _slower(x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bo
 def gain_of(size: Size, followed: bool, in_lines: bool, processors: int) -> float:
     """About how many times as long as lowc's own the library takes, with the pointwise kernel after it."""
     elements = size.batch * size.rows * size.columns
-    theirs = (SPEED if in_lines else BROKEN) * SPAN * best(size, processors)[0]
+    theirs = SPAN * best(size, processors)[0] * (SPEED if in_lines else BROKEN)
+    if in_lines:
+        theirs = min(theirs, SPAN * EVEN * _shared(size, processors))
     if followed:
         theirs += POINTWISE + 4 * elements / MEMORY
-    work = Size(size.batch, size.rows, size.columns, size.depth, WORK if followed else 0)
-    ours = SPAN * best(work, processors)[0]
+    ours = SPAN * best(replace(size, work=WORK if followed else 0), processors)[0]
     if not in_lines:
         ours += 2 * POINTWISE + 4 * size.batch * size.depth * (size.rows + size.columns) / COPIED
     return theirs / ours
+
+
+def _shared(size: Size, processors: int) -> float:
+    """Spans that the largest tiles take where no multiprocessor waits for others."""
+    high, wide = WAYS[0].tile
+    each = size.batch * size.rows * size.columns / (high * wide * processors)
+    return START + each * (size.depth / tiles.SPAN * WAYS[0].span + WAYS[0].end)
