@@ -1,10 +1,10 @@
 """The backend that ``torch.compile(backend="lowc")`` calls."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lowc import machine
-from lowc.ir.graph import Graph
 from lowc.options import parse
 
 
@@ -27,13 +27,10 @@ def lowc_backend(
     cache = folder_of(chosen)
     wide = chosen.isa in ("auto", "avx512") and "avx512f" in machine.processor_flags()
 
-    def compiled(graph: Graph, constants: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
-        return compile_or_reuse(graph, constants, chosen, cache)
-
     return compile_module(
         gm,
         example_inputs,
-        compiled,
+        compile_source=partial(compile_or_reuse, options=chosen, folder=cache),
         keep=lowered_ops(cache),
         strict=chosen.strict_errors,
         fallback_random=chosen.fallback_random,

@@ -1,12 +1,12 @@
 """The way around the compiler: a graph that has been compiled before, by any process, is bound from the cache.
 
-    ir.Graph ─ key ─ entry? ── yes ─ runtime ─ callable
-                          └─── no ── compiler ─ callable, and its artifact becomes the entry
+    FX graph ─ text ─ key ─ entry? ── yes ─ runtime ─ callable
+                                 └─── no ── reader ─ ir.Graph ─ compiler ─ callable, and its artifact becomes the entry
 
 Imports nothing of the compiler unless it is needed: a process that finds all its graphs starts without lowering,
 scheduler and LLVM. What is not kept: graphs of which a part was left to ATen because of an error (each process shall
-warn), what is only interpreted, and anything while passes are verified or dumped, as they run only if something is
-compiled.
+warn), graphs from whose reading torch learns something about sizes, what is only interpreted, and anything while passes
+are verified or dumped, as they run only if something is compiled.
 """
 
 import logging
@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from lowc.cache import key as keys
 from lowc.cache.entry import Damaged
 from lowc.cache.folder import Folder
-from lowc.ir.graph import Graph, device_of
 from lowc.options import Options, is_tuned, with_stream
 from lowc.trace import Trace
 
 if TYPE_CHECKING:
     from lowc.cache.codec import Stored
+    from lowc.frontend.unread import Source
+    from lowc.ir.graph import Graph
     from lowc.runtime.linker import Library
     from lowc.runtime.program import Program
 
@@ -32,25 +33,30 @@ log = logging.getLogger("lowc.cache")
 Compiled = Callable[[list[Any]], list[Any]]
 
 
-def compile_or_reuse(
-    graph: Graph, constants: Sequence[Any], options: Options, folder: Folder | None
-) -> Compiled:
-    """``compiler.compile_graph``, or what it has made of an equal graph before.  Raises what that raises."""
+def compile_or_reuse(source: "Source", options: Options, folder: Folder | None) -> Compiled:
+    """``compiler.compile_graph`` of what ``source`` is read as, or what it has made of an equal one before.  Raises what these
+    raise."""
     if folder is None or options.dump or options.check or options.isa == "interp":
+        graph, constants, _ = source.read()
         return _compiled(graph, constants, options)
     trace = Trace()
+    with trace.phase("key"):
+        key = key_of(source, options, folder)
     with trace.phase("cache"):
-        key = key_of(graph, len(constants), options, folder)
-        program = key and found(folder, key, graph, constants, options)
+        program = key and found(folder, key, source, options)
     if program:
         trace.count("cache hit")
         if options.time:
-            print(f"lowc: {graph.name} (cache hit)\n{trace.report()}", file=sys.stderr)
+            print(f"lowc: {source.name} (cache hit)\n{trace.report()}", file=sys.stderr)
         return program.call
     trace.count("cache miss")
+    with trace.phase("read"):
+        graph, constants, repeatable = source.read()
     call: Any = _compiled(graph, constants, options, trace)
-    if key and not trace.counters.get("fallbacks"):
-        keep(folder, key, call.program)
+    from lowc.ir.graph import device_of
+
+    if key and repeatable and not trace.counters.get("fallbacks"):
+        keep(folder, key, call.program, device_of(graph))
     return call
 
 
@@ -71,7 +77,7 @@ def lowered_ops(folder: Folder | None) -> Collection[str]:
 OPS = "the ops that lowc has kernels for"
 
 
-def _compiled(graph: Graph, constants: Sequence[Any], options: Options, trace: Trace | None = None) -> Compiled:
+def _compiled(graph: "Graph", constants: Sequence[Any], options: Options, trace: Trace | None = None) -> Compiled:
     if is_tuned(options):
         from lowc.autotune import compile_tuned
 
@@ -81,12 +87,13 @@ def _compiled(graph: Graph, constants: Sequence[Any], options: Options, trace: T
     return compile_graph(graph, constants, options, trace)
 
 
-def key_of(graph: Graph, constants: int, options: Options, folder: Folder | None = None) -> str:
-    """The key of ``graph``; "" if it cannot be kept."""
+def key_of(source: "Source", options: Options, folder: Folder | None = None) -> str:
+    """The key of ``source``; "" if it cannot be kept."""
     from lowc.runtime.tensors import torch_version
 
-    device = _device(device_of(graph), options)
-    return keys.graph_key(keys.base_key(folder), graph, constants, options, device, torch_version())
+    text, devices = source.text()
+    facts = [_device(name, options) for name in devices or ["cpu"]]
+    return keys.graph_key(keys.base_key(folder), text, options, facts, torch_version())
 
 
 def _device(name: str, options: Options) -> str:
@@ -105,7 +112,7 @@ def _device(name: str, options: Options) -> str:
         return ""
 
 
-def found(folder: Folder, key: str, graph: Graph, constants: Sequence[Any], options: Options) -> "Program | None":
+def found(folder: Folder, key: str, source: "Source", options: Options) -> "Program | None":
     """The program of the entry for ``key``, bound to this process; None if there is none that can be used, after a warning if it
     should have been."""
     sections = folder.get(key)
@@ -114,7 +121,7 @@ def found(folder: Folder, key: str, graph: Graph, constants: Sequence[Any], opti
     from lowc.cache.codec import decode
 
     try:
-        return _bound(decode(sections), graph, constants, options)
+        return _bound(decode(sections), source, options)
     except Damaged as error:
         folder.discard(key, str(error))
     except Exception as error:
@@ -124,13 +131,16 @@ def found(folder: Folder, key: str, graph: Graph, constants: Sequence[Any], opti
     return None
 
 
-def _bound(stored: "Stored", graph: Graph, constants: Sequence[Any], options: Options) -> "Program":
+def _bound(stored: "Stored", source: "Source", options: Options) -> "Program":
+    name, constants = source.name, source.constants
+    if any(op.startswith("lowc.") for op, _ in (*stored.host.ops.values(), *stored.host.into.values())):
+        _register_ops()
     if "walker" in stored.sections:
         from lowc.runtime.cuda import program as gpu
 
-        index = device_of(graph).partition(":")[2]
+        index = stored.sections["device"].decode().partition(":")[2]
         walker = _walker(stored.sections["walker"]).address("walk")
-        return gpu.bind(stored.artifact, walker, int(index or 0), constants, with_stream(options, graph.name))
+        return gpu.bind(stored.artifact, walker, int(index or 0), constants, with_stream(options, name))
     from lowc.runtime import openmp
     from lowc.runtime.linker import Library
     from lowc.runtime.program import bind_host, natives_of
@@ -139,8 +149,16 @@ def _bound(stored: "Stored", graph: Graph, constants: Sequence[Any], options: Op
     if stored.code:
         natives = natives_of(Library(stored.code, stored.symbols, openmp.functions()), stored.symbols)
     return bind_host(
-        lambda: stored.artifact, stored.host, natives, constants, code=stored.bytecode, forward=graph.name == "forward"
+        lambda: stored.artifact, stored.host, natives, constants, code=stored.bytecode, forward=name == "forward"
     )
+
+
+def _register_ops() -> None:
+    """Makes lowc's own ops known to torch, as whoever reads a graph with such does."""
+    from lowc.frontend import random, wrapped
+
+    random.register()
+    wrapped.register()
 
 
 @cache
@@ -151,8 +169,9 @@ def _walker(code: bytes) -> "Library":
     return Library(code, ("walk",), {})
 
 
-def keep(folder: Folder, key: str, program: "Program") -> None:
-    """Makes ``program`` the entry for ``key``.  It is a bug if that fails, but none that should stop anybody."""
+def keep(folder: Folder, key: str, program: "Program", device: str) -> None:
+    """Makes ``program``, which runs on ``device``, the entry for ``key``.  It is a bug if that fails, but none that should
+    stop anybody."""
     from lowc.cache.codec import encode
 
     try:
@@ -160,7 +179,7 @@ def keep(folder: Folder, key: str, program: "Program") -> None:
         if program.gpu:
             from lowc.backends.nvptx import walker
 
-            sections["walker"] = walker.code()
+            sections |= {"walker": walker.code(), "device": device.encode()}
         folder.put(key, sections)
     except Exception as error:
         log.warning("a compiled graph cannot be kept: %s: %s", type(error).__name__, error)

@@ -68,7 +68,8 @@ def test_results_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
         return F.scaled_dot_product_attention(y, y, q, is_causal=True).sin()
 
     given = [torch.randn(192, 24), torch.randn(24, 16), torch.randn(2, 3, 32, 16)]
-    ours, eager, wide = ([t.to(d, copy=True).requires_grad_() for t in given] for d in (torch.float32, torch.float32, torch.float64))
+    dtypes = (torch.float32, torch.float32, torch.float64)
+    ours, eager, wide = ([t.to(d, copy=True).requires_grad_() for t in given] for d in dtypes)
     results = [compiled(f)(*ours), f(*eager), f(*wide)]
     for r in results:
         r.backward(torch.linspace(0, 1, r.numel(), dtype=r.dtype).reshape(r.shape))

@@ -53,11 +53,11 @@ def split_constant(value: Any, bits: tuple[int, ...]) -> tuple[float, ...]:
     return tuple(parts)
 
 
-def two_over_pi(words: int = 7, zeros: int = 7) -> list[int]:
-    """2/pi in binary after so many zeros, in words of 32 bits."""
-    with mp.workdps(100):
-        whole = int(mp.floor(2 / mp.pi * mp.mpf(2) ** (32 * words - zeros)))
-    return [whole >> 32 * (words - 1 - k) & 0xFFFFFFFF for k in range(words)]
+def two_over_pi(words: int = 7, zeros: int = 7, bits: int = 32) -> list[int]:
+    """2/pi in binary after so many zeros, in words of so many bits."""
+    with mp.workprec(words * bits + 100):
+        whole = int(mp.floor(2 / mp.pi * mp.mpf(2) ** (bits * words - zeros)))
+    return [whole >> bits * (words - 1 - k) & 2**bits - 1 for k in range(words)]
 
 
 def minimax(basis: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -182,6 +182,12 @@ def _erfcx_of_near(k: Any) -> Any:
     """exp(x**2) * erfc(x) at k = 1 / (1 + 7/16 x)."""
     x = (1 / k - 1) * 16 / 7
     return mp.exp(x * x) * mp.erfc(x)
+
+
+def _erfcx_of_double(t: Any) -> Any:
+    """(1 + 2 x) * exp(x**2) * erfc(x) at t = (x - 4) / (x + 4)."""
+    x = 4 * (1 + t) / (1 - t)
+    return (1 + 2 * x) * mp.exp(x * x) * mp.erfc(x)
 
 
 FITS: dict[str, Fit] = {
@@ -357,6 +363,60 @@ FITS: dict[str, Fit] = {
         lambda x: 1 / mp.cos(x),
         53,
     ),
+    "ASIN_DOUBLE": Fit(
+        "as ASIN, in f64",
+        lambda x: mp.asin(x) - x,
+        tuple(range(3, 28, 2)),
+        mp.mpf("1e-3"),
+        mp.mpf("0.5001"),
+        lambda x: 1 / mp.asin(x),
+        53,
+    ),
+    "ATAN_DOUBLE": Fit(
+        "as ATAN, in f64",
+        lambda x: mp.atan(x) - x,
+        tuple(range(3, 42, 2)),
+        mp.mpf("1e-3"),
+        1,
+        lambda x: 1 / mp.atan(x),
+        53,
+    ),
+    "ASINH_DOUBLE": Fit(
+        "asinh(x) = x + x**3 * ASINH_DOUBLE(x**2) for |x| <= 1/2, in f64",
+        lambda x: mp.asinh(x) - x,
+        tuple(range(3, 28, 2)),
+        mp.mpf("1e-3"),
+        mp.mpf("0.5001"),
+        lambda x: 1 / mp.asinh(x),
+        53,
+    ),
+    "ATANH_DOUBLE": Fit(
+        "atanh(s) = s + s**3 / 3 + s**5 * ATANH_DOUBLE(s**2) for |s| <= 1/5, in f64",
+        lambda s: mp.atanh(s) - s - s**3 / 3,
+        tuple(range(5, 20, 2)),
+        mp.mpf("1e-3"),
+        mp.mpf("0.2001"),
+        lambda s: 1 / mp.atanh(s),
+        53,
+    ),
+    "ERF_DOUBLE": Fit(
+        "erf(x) = x + x * ERF_DOUBLE(x**2) for |x| <= 1, in f64",
+        lambda x: mp.erf(x) - x,
+        tuple(range(1, 26, 2)),
+        mp.mpf("1e-3"),
+        1,
+        lambda x: 1 / mp.erf(x),
+        53,
+    ),
+    "ERFC_DOUBLE": Fit(
+        "erfc(x) = exp(-x**2) / (1 + 2 x) * ERFC_DOUBLE((x - 4) / (x + 4)) for 0 <= x <= 27.3, in f64",
+        _erfcx_of_double,
+        tuple(range(23)),
+        -1,
+        mp.mpf("23.3") / mp.mpf("31.3"),
+        lambda t: 1 / _erfcx_of_double(t),
+        53,
+    ),
 }
 
 # constants as sums of numbers of so many bits each: the parts before the last have room for an exact product with a small integer
@@ -379,6 +439,8 @@ SPLITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "HALF_PI_DOUBLE": (mp.pi / 2, (53, 53, 53)),
     "HALF_PI_SHORT": (mp.pi / 2, (33, 33, 33, 53)),
     "TWO_OVER_PI_WIDE": (2 / mp.pi, (53,)),
+    "PI_DOUBLE": (mp.pi, (53, 53)),
+    "THIRD_DOUBLE": (THIRD, (53, 53)),
     "LN2_DOUBLE": (mp.log(2), (40, 53)),
     "LOG10_2_DOUBLE": (mp.log10(2), (40, 53)),
     "LOG10_E_DOUBLE": (1 / mp.log(10), (53, 53)),
@@ -398,6 +460,11 @@ def main(names: list[str]) -> None:
         print(HEADER)
         print("# 2/pi in words of 32 bits after 7 bits of zeros")
         print(f"TWO_OVER_PI_BITS = ({', '.join(f'0x{word:08X}' for word in two_over_pi())})")
+        print("# in words of 64 bits after 34 bits of zeros")
+        print("TWO_OVER_PI_WORDS = (")
+        for word in two_over_pi(19, 34, 64):
+            print(f"    0x{word:016X},")
+        print(")")
     for name, (value, bits) in SPLITS.items():
         if name in names or not names:
             parts = split_constant(value, bits)

@@ -5,38 +5,31 @@
     the toolchain                                    llvmlite and LLVM; ptxas, where it is used
     the processor, or the GPU and its driver
     every option that changes code                   ``options.Row.code``
-    the graph as text                                names, dtypes, shapes, strides, sizes' ranges, the user's lines, determinism
-    how many of the inputs are constants
+    the graph as text                                all that is looked at when it is read: ``frontend/unread.py``
 
 The whole text is in the entry and is compared; its digest only names the file.
 """
 
 import sys
+from collections.abc import Sequence
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 from lowc import machine
 from lowc.cache import sources
 from lowc.cache.folder import Folder
-from lowc.ir.graph import Graph
-from lowc.ir.graph_printer import print_graph
-from lowc.ir.types import DTYPES
 from lowc.options import ROWS, Options, is_tuned
 
-# Words of a graph's text that are no names.
-WORDS = frozenset((*DTYPES, "none", "true", "false", "idx", "complex", "inf", "nan"))
 
+def graph_key(base: str, graph: str, options: Options, devices: Sequence[str], torch: str) -> str:
+    """The key of a graph whose text is ``graph``; "" if one of these is: then it is not kept.
 
-def graph_key(base: str, graph: Graph, constants: int, options: Options, device: str, torch: str) -> str:
-    """The key of ``graph``; "" for one that has none: then it is not kept.
-
-    ``base``: of ``base_key``.  ``constants``: how many of its last inputs are.  ``device``: what code for it depends on
-    beyond this, as ``cpu`` says. ``torch``: its version.
+    ``base``: of ``base_key``.  ``devices``: what code for its devices depends on beyond this, as ``cpu`` says. ``torch``: its
+    version.
     """
-    # A value called "none" would read like none at all.
-    if not base or not device or not WORDS.isdisjoint([v.name for v in (*graph.inputs, *graph.nodes)]):
+    if not base or not graph or not all(devices):
         return ""
-    return "\n".join([base, f"torch {torch}", device, chosen(options), f"constants {constants}", print_graph(graph)])
+    return "\n".join([base, f"torch {torch}", *devices, chosen(options), graph])
 
 
 def chosen(options: Options) -> str:

@@ -1,14 +1,14 @@
 """From Dynamo's graphs to compiled functions: AOTAutograd with lowc's decompositions and partitioner.
 
-AOTAutograd makes the graph functional, traces the backward pass and splits both; each of the graphs that come out is imported
-and handed to ``compile_graph``.  A graph that cannot be imported is run by torch as it is, which is logged and counted in
-``torch._dynamo.utils.counters["lowc"]``.
+AOTAutograd makes the graph functional, traces the backward pass and splits both; each of the graphs that come out is handed on as
+a ``Source``, which whoever compiles it may read.  A graph that cannot be imported is run by torch as it is, which is logged and
+counted in ``torch._dynamo.utils.counters["lowc"]``.
 """
 
 import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -17,31 +17,34 @@ from torch._functorch import config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from lowc.errors import InternalError, LowcError, OptionError
-from lowc.frontend import collectives, ranks
+from lowc.errors import LowcError, OptionError
+from lowc.frontend import ranks
 from lowc.frontend.channels_last import DTYPES, to_channels_last
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
-from lowc.frontend.importer import import_graph
 from lowc.frontend.outside import with_python_values
 from lowc.frontend.random import replace_random_ops
 from lowc.frontend.recompiles import log_recompile
 from lowc.frontend.saved import keep_copies
-from lowc.frontend.subgraphs import calls_functions, compile_pieces
+from lowc.frontend.unread import Reading, Source, constants_of, text_of
 from lowc.frontend.unused import drop_unused
-from lowc.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from lowc.ir.graph import Graph
 
 log = logging.getLogger("lowc.frontend")
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
-CompileGraph = Callable[[Graph, list[torch.Tensor]], Compiled]
+CompileGraph = Callable[["Graph", list[torch.Tensor]], Compiled]
+CompileSource = Callable[[Source], Compiled]
 
 
 def compile_module(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
-    compile_graph: CompileGraph,
+    compile_graph: CompileGraph | None = None,
     *,
+    compile_source: CompileSource | None = None,
     keep: Collection[str] = (),
     strict: bool = False,
     fallback_random: bool = False,
@@ -50,7 +53,8 @@ def compile_module(
 ) -> Callable[..., Any]:
     """A function that does what ``gm`` (a graph of torch calls, as Dynamo makes them) does, gradients included.
 
-    ``compile_graph`` is called once for each graph that AOTAutograd makes of it: "inference", or "forward" and "backward".
+    ``compile_graph`` is called once for each graph that AOTAutograd makes of it: "inference", or "forward" and "backward"; or
+    ``compile_source`` is, before that is read.
     ``keep``: ops that are not to be taken apart, as ``aten.gelu.default``.  With ``strict``, a graph that cannot be imported
     raises Unsupported.  With ``fallback_random``, random numbers are ATen's own.  With ``channels_last``, convolutions on a CPU
     get operands that lie so, but in inference those of f32 with ``own_convolutions``: they are likely to be lowc's own.
@@ -59,6 +63,7 @@ def compile_module(
         again = partial(
             compile_module,
             compile_graph=compile_graph,
+            compile_source=compile_source,
             keep=keep,
             strict=strict,
             fallback_random=fallback_random,
@@ -67,6 +72,7 @@ def compile_module(
         )
         return flatten_graph_inputs(gm, example_inputs, again)
 
+    compile_ = compile_source or partial(_read_and_compile, compile_graph)
     log_recompile(gm)
     lies = DTYPES if channels_last else frozenset[torch.dtype]()
 
@@ -76,7 +82,7 @@ def compile_module(
         def compiled(gm: fx.GraphModule, _inputs: Any) -> Compiled:
             if whole:
                 _prepare(gm.graph, not fallback_random, lies - {torch.float32} if own_convolutions else lies)
-            return compile_fx_graph(gm, name, compile_graph, strict=strict)
+            return compile_fx_graph(gm, name, compile_, strict=strict)
 
         return compiled
 
@@ -112,17 +118,20 @@ def _untraced(compiler: Callable[..., Compiled]) -> Callable[..., Compiled]:
 
 
 def compile_fx_graph(
-    gm: fx.GraphModule, name: str, compile_graph: CompileGraph, *, strict: bool = False
+    gm: fx.GraphModule, name: str, compile_source: CompileSource, *, strict: bool = False
 ) -> Compiled:
     """Compiles one functional ATen graph; the result takes a list of inputs, which it may empty, and returns the outputs."""
-    merge_equal_nodes(gm.graph)
     drop_unused(gm.graph)
-    if calls_functions(gm):
-        return _boxed(compile_pieces(gm, lambda piece: compile_fx_graph(piece, name, compile_graph, strict=strict)))
+    if any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes):
+        from lowc.frontend.subgraphs import calls_functions, compile_pieces
+
+        if calls_functions(gm):
+            merge_equal_nodes(gm.graph)
+            return _boxed(compile_pieces(gm, lambda piece: compile_fx_graph(piece, name, compile_source, strict=strict)))
+    source = Source(name, constants_of(gm), partial(text_of, gm, name), partial(_read, gm, name, strict))
     try:
-        graph, constants = _imported(gm, name, strict)
         with ranks.noted(name):
-            compiled = compile_graph(graph, constants)
+            compiled = compile_source(source)
     except LowcError as error:
         if strict or isinstance(error, OptionError):
             raise
@@ -134,16 +143,15 @@ def compile_fx_graph(
     return _boxed(with_python_values(gm, compiled))
 
 
-def _imported(gm: fx.GraphModule, name: str, strict: bool) -> tuple[Graph, list[torch.Tensor]]:
-    try:
-        collectives.arrange(gm.graph)
-        return import_graph(gm, name)
-    except LowcError:
-        raise
-    except Exception as error:
-        if strict:
-            raise
-        raise InternalError(error) from error
+def _read_and_compile(compile_graph: Any, source: Source) -> Compiled:
+    reading = source.read()
+    return compile_graph(reading.graph, reading.constants)
+
+
+def _read(gm: fx.GraphModule, name: str, strict: bool) -> Reading:
+    from lowc.frontend.read import read  # half of the frontend, which a process that hits does without
+
+    return read(gm, name, strict)
 
 
 def _partition(

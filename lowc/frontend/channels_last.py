@@ -7,20 +7,23 @@
                                                          return aten.clone(convolution_1, memory_format=contiguous)
 
 All values after such a convolution have the strides that their ops then give, found with fake tensors as they were in the first
-place.  What the graph returns has the strides that it had, and so has what an op gets that names strides, views memory, draws
-random numbers (in the order of memory) or gives sizes that are no numbers.  Done before the backward pass is parted from the
-forward one, so that both agree on what is kept.  In inference lowc's own, with what follows them fused, are faster than either:
-those operands stay as they are.
+place, once for each op and the types that it takes, which the layers of a model repeat.  What the graph returns has the strides
+that it had, and so has what an op gets that names strides, views memory, draws random numbers (in the order of memory) or gives
+sizes that are no numbers.  Done before the backward pass is parted from the forward one, so that both agree on what is kept.
+In inference lowc's own, with what follows them fused, are faster than either: those operands stay as they are.
 """
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._mode_utils import no_dispatch
 
 from lowc.frontend.source import inherited
 
@@ -45,19 +48,82 @@ def to_channels_last(graph: fx.Graph, dtypes: Collection[torch.dtype] = DTYPES) 
         return False
     before = {node: node.meta.get("val") for node in graph.nodes}
     changed: set[fx.Node] = set()
+    types = _Types(mode)
     with mode:
         for node in list(graph.nodes):
             if node.op == "output":
-                _give_back(graph, node, before, {n for n in node.all_input_nodes if _differs(n.meta.get("val"), before[n])})
+                returned = {n for n in node.all_input_nodes if _differs(n.meta.get("val"), before[n])}
+                _give_back(graph, node, before, returned, types)
             elif node.op == "call_function":
                 for number in wanted.get(node, ()):
                     if _differ(node.args[number]):
-                        copy = _clone(graph, node, node.args[number], torch.channels_last)
+                        copy = _clone(graph, node, node.args[number], torch.channels_last, types)
                         node.update_arg(number, copy)
                         changed.add(copy)
                 if not changed.isdisjoint(node.all_input_nodes):
-                    _again(graph, node, before, changed)
+                    _again(graph, node, before, changed, types)
     return True
+
+
+class _Types:
+    """What ops give, as fake tensors; asked once for each op and types that it takes."""
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+        self._known: dict[Any, Any] = {}
+
+    def of(self, node: fx.Node) -> Any:
+        """What ``node`` gives; None if it is a view that there is not of what lies so, or if that is unknown."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        call: Any = node.target
+        key = (call, _described(args), _described(kwargs)) if _makes_memory(call) else (None,)
+        if (known := self._known.get(key)) is not None:
+            return self._made(known)
+        try:
+            value = call(*args, **kwargs)
+        except (RuntimeError, ValueError, KeyError):
+            return None
+        if None not in key:
+            self._known[key] = _described(value)
+        return value
+
+    def fresh(self, like: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+        """A tensor of the dtype and on the device of ``like``."""
+        return self._fake(like.dtype, shape, strides, like.device)
+
+    def _made(self, described: Any) -> Any:
+        kind, *rest = described
+        if kind is Tensor:
+            return self._fake(*rest)
+        return tuple(map(self._made, rest)) if kind is tuple else rest[0]
+
+    def _fake(self, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], device: torch.device) -> Tensor:
+        # As FakeTensorMode makes one, which would take seven times as long to find out that it shall.
+        with no_dispatch():
+            memory = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        return FakeTensor(self._mode, memory, device)
+
+
+@lru_cache(1 << 10)
+def _makes_memory(target: Any) -> bool:
+    """Whether ``target`` gives what is in no memory of its operands."""
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    return all(result.alias_info is None for result in target._schema.returns)
+
+
+def _described(value: Any) -> Any:
+    """Something hashable that has the types of tensors and the values of all else; None for types that are not all numbers."""
+    if isinstance(value, Tensor):
+        if value._has_symbolic_sizes_strides or value.layout != torch.strided or value.storage_offset():
+            return None
+        return (Tensor, value.dtype, value.shape, value.stride(), value.device)
+    if isinstance(value, tuple | list):
+        items = [_described(v) for v in value]
+        return None if None in items else (tuple, *items)
+    if isinstance(value, dict):
+        return _described(list(value.items()))
+    return None if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else (type(value), value)
 
 
 def _suits(node: fx.Node, dtypes: Collection[torch.dtype]) -> bool:
@@ -90,28 +156,34 @@ def _lies(value: Tensor) -> bool:
     return value.is_contiguous(memory_format=torch.channels_last)
 
 
-def _clone(graph: fx.Graph, before: fx.Node, source: Any, form: torch.memory_format) -> fx.Node:
+def _clone(graph: fx.Graph, before: fx.Node, source: Any, form: torch.memory_format, types: _Types) -> fx.Node:
     """A copy of ``source`` in ``form``, made before the node ``before``."""
     with graph.inserting_before(before):
         node = graph.call_function(_ATEN.clone.default, (source,), {"memory_format": form})
     node.meta = inherited(source)
     if "partitioner_tag" in before.meta:
         node.meta["partitioner_tag"] = before.meta["partitioner_tag"]
-    node.meta["val"] = _ATEN.clone.default(source.meta["val"], memory_format=form)
+    value = source.meta["val"]
+    node.meta["val"] = types.fresh(value, value.shape, _strides_in(value.shape, form))
     return node
 
 
-def _again(graph: fx.Graph, node: fx.Node, before: dict[fx.Node, Any], changed: set[fx.Node]) -> None:
+def _strides_in(shape: Sequence[int], form: torch.memory_format) -> tuple[int, ...]:
+    with no_dispatch():
+        return torch.empty(shape, device="meta", memory_format=form).stride()
+
+
+def _again(graph: fx.Graph, node: fx.Node, before: dict[fx.Node, Any], changed: set[fx.Node], types: _Types) -> None:
     """The type of ``node`` anew, of whose operands some lie otherwise now."""
     if node.target is _ATEN.copy_.default:
         return
     old = before[node]
-    new = None if _by_strides(node) or _is_symbolic(old) else _typed(node)
+    new = None if _by_strides(node) or _is_symbolic(old) else types.of(node)
     if new is None:
-        _give_back(graph, node, before, changed)
+        _give_back(graph, node, before, changed, types)
     elif _strides(new) != _strides(old):
         if _overlaps(old):  # no copy has elements that meet
-            _give_back(graph, node, before, changed)
+            _give_back(graph, node, before, changed, types)
             return
         node.meta["val"] = new
         changed.add(node)
@@ -182,16 +254,6 @@ def _lying(old: Any, new: Any) -> Any:
     return _ATEN.as_strided.default(old, new.shape, new.stride())
 
 
-def _typed(node: fx.Node) -> Any:
-    """What ``node`` gives, as fake tensors; None if it is a view that there is not of what lies so, or if that is unknown."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    call: Any = node.target
-    try:
-        return call(*args, **kwargs)
-    except (RuntimeError, ValueError, KeyError):
-        return None
-
-
 def _differs(value: Any, before: Any) -> bool:
     """Whether a tensor that is returned has other strides, also along dimensions of size 1."""
     return isinstance(value, Tensor) and value is not before and value.stride() != before.stride()
@@ -203,13 +265,13 @@ def _strides(value: Any) -> list[Any]:
     return [[s for n, s in zip(v.shape, v.stride(), strict=True) if n > 1] if isinstance(v, Tensor) else None for v in values]
 
 
-def _as_before(graph: fx.Graph, user: fx.Node, source: fx.Node, before: dict[fx.Node, Any]) -> fx.Node:
+def _as_before(graph: fx.Graph, user: fx.Node, source: fx.Node, before: dict[fx.Node, Any], types: _Types) -> fx.Node:
     """A copy of ``source`` with the strides that it had, its type in the memory in which views of ``source`` are known to be."""
     value = before[source]
     lying = _ATEN.as_strided.default(value, value.shape, value.stride(), 0)
     form = torch.contiguous_format if value.is_contiguous() else torch.channels_last
     if value.is_contiguous(memory_format=form):
-        node = _clone(graph, user, source, form)
+        node = _clone(graph, user, source, form, types)
         node.meta["val"] = lying
         return node
     with graph.inserting_before(user):
@@ -222,7 +284,7 @@ def _as_before(graph: fx.Graph, user: fx.Node, source: fx.Node, before: dict[fx.
     return node
 
 
-def _give_back(graph: fx.Graph, user: fx.Node, before: dict[fx.Node, Any], changed: set[fx.Node]) -> None:
+def _give_back(graph: fx.Graph, user: fx.Node, before: dict[fx.Node, Any], changed: set[fx.Node], types: _Types) -> None:
     """Gives ``user`` what it takes as it lay before."""
     for source in [n for n in user.all_input_nodes if n in changed]:
-        user.replace_input_with(source, _as_before(graph, user, source, before))
+        user.replace_input_with(source, _as_before(graph, user, source, before, types))

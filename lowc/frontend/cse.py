@@ -4,13 +4,14 @@ torch has such a pass, but it pulls in torch's own code generator on first use. 
 parted: the backward formula repeats much of the forward.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lowc.frontend.collectives import is_collective
+from lowc.ir import collective
 
 _FRESH_MEMORY = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
@@ -29,12 +30,14 @@ def merge_equal_nodes(graph: fx.Graph) -> int:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        target, meta = node.target, node.meta
+        repeats = _repeats(target)
+        if repeats is None:
             seen.clear()
+        if not repeats or meta.get("unbacked_bindings"):
             continue
-        if not _repeatable(node):
-            continue
-        key = (node.target, _key(node.args), _key(node.kwargs), node.meta.get("partitioner_tag"))
+        kwargs = node.kwargs
+        key = (target, _key(node.args), _key(kwargs) if kwargs else (), meta.get("partitioner_tag"))
         first = seen.setdefault(key, node)
         if first is node:
             continue
@@ -47,36 +50,33 @@ def merge_equal_nodes(graph: fx.Graph) -> int:
     return merged
 
 
-def _repeatable(node: fx.Node) -> bool:
-    """Whether the op of ``node`` gives the same wherever it is called with the same."""
-    target = node.target
-    if is_collective(node):  # the other ranks count them
+@lru_cache(1 << 10)
+def _repeats(target: Any) -> bool | None:
+    """Whether ``target`` gives the same wherever it is called with the same; None if it writes to what it takes."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return not isinstance(target, torch._ops.HigherOrderOperator)
+    if target._schema.is_mutable:
+        return None
+    if target.namespace in collective.SPACES:  # the other ranks count them
         return False
-    if isinstance(target, torch._ops.OpOverload):
-        if (
-            torch.Tag.nondeterministic_seeded in target.tags
-            or target._schema.name.split("::")[1] in _FRESH_MEMORY
-        ):
-            return False
-        if not target._schema.returns or target is torch.ops.aten._local_scalar_dense.default:
-            return False
-    elif isinstance(target, torch._ops.HigherOrderOperator) or node.meta.get("unbacked_bindings"):
+    if torch.Tag.nondeterministic_seeded in target.tags or target._schema.name.split("::")[1] in _FRESH_MEMORY:
         return False
-    return not node.meta.get("unbacked_bindings")
+    return bool(target._schema.returns) and target is not torch.ops.aten._local_scalar_dense.default
 
 
 def _shares(node: fx.Node, outputs: set[StorageWeakRef]) -> bool:
     """Whether a result of ``node`` lies in the memory of an output."""
     values = node.meta.get("val")
-    return any(_storage(v) in outputs for v in (values if isinstance(values, tuple | list) else (values,)))
+    return any(storage_of(v) in outputs for v in (values if isinstance(values, tuple | list) else (values,)))
 
 
 def _output_storages(graph: fx.Graph) -> set[StorageWeakRef]:
-    refs = {_storage(node.meta.get("val")) for node in graph.find_nodes(op="output")[0].all_input_nodes}
+    refs = {storage_of(node.meta.get("val")) for node in graph.find_nodes(op="output")[0].all_input_nodes}
     return {r for r in refs if r is not None}
 
 
-def _storage(value: Any) -> StorageWeakRef | None:
+def storage_of(value: Any) -> StorageWeakRef | None:
+    """The memory of a tensor; None if it has none that is known."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return None
     try:
@@ -87,14 +87,15 @@ def _storage(value: Any) -> StorageWeakRef | None:
 
 def _key(value: Any) -> Any:
     """Something hashable that tells 1, 1.0 and True, and 0.0 and -0.0 apart."""
-    if isinstance(value, fx.Node):
+    kind = type(value)
+    if kind is fx.Node or kind is int:  # most are
         return value
     if isinstance(value, tuple | list):
-        return tuple(_key(v) for v in value)
+        return tuple([_key(v) for v in value])
     if isinstance(value, dict):
-        return tuple((k, _key(v)) for k, v in sorted(value.items()))
+        return tuple([(k, _key(v)) for k, v in sorted(value.items())])
     if isinstance(value, slice):
         return ("slice", _key(value.start), _key(value.stop), _key(value.step))
-    if isinstance(value, float | complex):
-        return (type(value), repr(value))
-    return (type(value), value)
+    if kind is float or kind is complex:
+        return (kind, repr(value))
+    return (kind, value)

@@ -1,6 +1,7 @@
 """``aten._foreach_*``, which optimisers call, as the single-tensor ops that they stand for."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -67,12 +68,9 @@ def foreach_decompositions() -> dict[Any, Callable[..., Any]]:
 
 def _for_each(op: Any, single: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
     """Calls ``single`` with the elements of the arguments that are lists (or a tensor of factors), and the others as they are."""
-    names = [a.name for a in op._schema.arguments if not a.kwarg_only]
-    spread = {a.name for a in op._schema.arguments if str(a.type) in ("List[Tensor]", "List[number]")}
-    if "Tensor scalars" in str(op._schema):
-        spread.add("scalars")
 
     def decomposed(*args: Any, **kwargs: Any) -> list[Tensor]:
+        names, spread = _arguments(op)
         positional = dict(zip(names, args, strict=False)) | {n: v for n, v in kwargs.items() if n in names}
         others = {n: v for n, v in kwargs.items() if n not in names}
         count = next(len(v) for n, v in positional.items() if n in spread)
@@ -82,3 +80,14 @@ def _for_each(op: Any, single: Callable[..., Tensor]) -> Callable[..., list[Tens
         ]
 
     return decomposed
+
+
+@cache
+def _arguments(op: Any) -> tuple[list[str], set[str]]:
+    """(the arguments of ``op`` that are not by name only, those that have an element for each tensor).  Asked when an op is used:
+    few are, and each process makes the table of all."""
+    names = [a.name for a in op._schema.arguments if not a.kwarg_only]
+    spread = {a.name for a in op._schema.arguments if str(a.type) in ("List[Tensor]", "List[number]")}
+    if "Tensor scalars" in str(op._schema):
+        spread.add("scalars")
+    return names, spread

@@ -252,14 +252,15 @@ def decompositions(keep: Collection[str] = (), *, fallback_random: bool = False)
 
     With ``fallback_random``, ops that draw do it as eager does.
     """
-    made = {op: f for op, f in _all().items() if str(op) not in keep or str(op) in ALWAYS}
+    made = {op: f for name, (op, f) in _all().items() if name not in keep or name in ALWAYS}
     if fallback_random:
         made[torch.ops.aten.native_dropout.default] = loss.eager_dropout
     return made
 
 
 @cache
-def _all() -> dict[Any, Callable[..., Any]]:
+def _all() -> dict[str, tuple[Any, Callable[..., Any]]]:
+    """By the names of ops."""
     from torch._decomp import decomposition_table
 
     table = foreach_decompositions()
@@ -271,7 +272,7 @@ def _all() -> dict[Any, Callable[..., Any]]:
         op = _op(name)
         if op is not None:
             table[op] = function
-    return table
+    return {str(op): (op, function) for op, function in table.items()}
 
 
 def _op(name: str) -> Any:

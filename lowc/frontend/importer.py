@@ -14,6 +14,7 @@ How FX values become graph arguments:
 
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -26,13 +27,21 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from lowc.errors import Unsupported
 from lowc.frontend import floats, sizes, wrapped
 from lowc.frontend.dtypes import dtype_of
-from lowc.frontend.outside import Held, is_object
+from lowc.frontend.outside import is_object
 from lowc.frontend.shapes import index_of, symbols_of
 from lowc.frontend.source import user_line
 from lowc.ir.graph import Graph, GraphArg, Input, Meta, Node, Ref, TensorMeta
 from lowc.ir.index import Symbol, ix
 
 _Env = dict[fx.Node, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The input called ``name`` is an object of type ``kind``."""
+
+    name: str
+    kind: str
 
 
 def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tensor]]:
@@ -319,7 +328,7 @@ def _tensor_meta(value: torch.Tensor, symbols: Mapping[Any, Symbol]) -> TensorMe
 def _fixed_meta(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, device: torch.device
 ) -> TensorMeta:
-    """One object for all values of a type: the layers of a model repeat few of them, and each is printed for the key."""
+    """One object for all values of a type: the layers of a model repeat few of them."""
     return TensorMeta(dtype_of(dtype), tuple(map(ix, shape)), tuple(map(ix, strides)), ix(offset), str(device))
 
 

@@ -5,7 +5,6 @@ mesh of a DTensor) is nothing there: it can only be an input that is returned as
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,14 +12,6 @@ from torch import fx
 from torch._library.fake_class_registry import FakeScriptObject
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The input called ``name`` is an object of type ``kind``."""
-
-    name: str
-    kind: str
 
 
 def is_object(value: Any) -> bool:

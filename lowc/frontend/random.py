@@ -10,6 +10,7 @@ The generator is Philox (``ir/philox.py``).  ``draw`` is the op's meaning in ter
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", tor
 
 def replace_random_ops(graph: fx.Graph) -> int:
     """Replaces the ops of ``graph`` that draw; returns how many there were."""
-    found = [(n, made) for n in graph.nodes if n.op == "call_function" and (made := _REPLACED.get(str(n.target))) is not None]
+    found = [(n, made) for n in graph.nodes if n.op == "call_function" and (made := _replacement(n.target)) is not None]
     found = [(n, made) for n, made in found if n.kwargs.get("generator") is None]
     if not found:
         return 0
@@ -165,6 +166,13 @@ _REPLACED: dict[str, Callable[..., fx.Node | None]] = {
     "aten.bernoulli.p": _bernoulli,
     "aten.bernoulli.default": _bernoulli_of,
 }
+
+
+@lru_cache(1 << 10)
+def _replacement(target: Any) -> Callable[..., fx.Node | None] | None:
+    """What is made of calls of ``target``; None for one that does not draw."""
+    return _REPLACED.get(str(target))
+
 
 # ---------------------------------------------------------------- the op
 

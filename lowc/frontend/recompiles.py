@@ -4,8 +4,7 @@ Dynamo knows the reason only while it compiles, so this asks it from inside the 
 """
 
 import logging
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 from torch._dynamo.utils import get_metrics_context
@@ -16,8 +15,7 @@ from lowc.frontend.source import user_line
 log = logging.getLogger("lowc")
 
 
-@dataclass(frozen=True, slots=True)
-class Recompile:
+class Recompile(NamedTuple):
     """``reason``: "tensor 'x' size mismatch at index 0. expected 3, actual 5"; ``where``: "file.py:12 in forward: code", the
     first line of the function that makes something ("" if unknown)."""
 

@@ -1,6 +1,6 @@
 """Symbolic sizes: what torch holds as sympy expressions over a ShapeEnv becomes ``ir.index.Index``.
 
-The only place that meets sympy.  Truth values (SymBool) become an Index that is 0 or 1, so that assertions on sizes can be
+Truth values (SymBool) become an Index that is 0 or 1, so that assertions on sizes can be
 passed on as numbers.  Ranges of symbols are those of the ShapeEnv; a symbol that is by itself the size of a dimension is also
 at least 0, whatever the ShapeEnv knows.  The sizes of the traced call come along as hints.
 """
@@ -15,6 +15,7 @@ from torch.utils._sympy import functions as tf
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from lowc.errors import Unsupported
+from lowc.frontend.symbols import hint_of_symbol, numbers
 from lowc.ir.index import ONE, Index, Symbol, constant, floordiv, ix, lower_bound, maximum, minimum, mod
 
 # Bounds beyond these say nothing that an i64 does not say by itself.
@@ -50,17 +51,6 @@ def symbols_of(values: Iterable[Any]) -> Symbols:
     return {name: range_of(name, *where, name in dims) for name, where in found.items()}
 
 
-def numbers(value: Any) -> tuple[Any, ...]:
-    """The sizes, strides and offset of a tensor; a number as it is."""
-    if isinstance(value, torch.Tensor):
-        return (
-            (*value.shape, *value.stride(), value.storage_offset())
-            if value.layout == torch.strided
-            else tuple(value.shape)
-        )
-    return (value,)
-
-
 def range_of(name: str, expr: Any, shape_env: Any, is_dim: bool, slack: int = 0) -> Symbol:
     """``expr``, a symbol of sympy's or an expression, as a Symbol.  ``slack``: so much wider is its range than torch's (torch's
     floats may round otherwise)."""
@@ -72,18 +62,10 @@ def range_of(name: str, expr: Any, shape_env: Any, is_dim: bool, slack: int = 0)
 
 def _hint(expr: Any, shape_env: Any) -> int | None:
     if isinstance(expr, sympy.Symbol):
-        return _hint_of_symbol(expr, shape_env)
-    hints = {symbol: _hint_of_symbol(symbol, shape_env) for symbol in expr.free_symbols}
+        return hint_of_symbol(expr, shape_env)
+    hints = {symbol: hint_of_symbol(symbol, shape_env) for symbol in expr.free_symbols}
     value = expr.xreplace({symbol: sympy.Integer(hint) for symbol, hint in hints.items() if hint is not None})
     return int(value) if value.is_Integer else None
-
-
-def _hint_of_symbol(symbol: sympy.Symbol, shape_env: Any) -> int | None:
-    """The size that ``symbol`` stood for while tracing, or what ``mark_unbacked`` was told; None if its value hangs on data."""
-    for known in (shape_env.var_to_hint_override, shape_env.backed_var_to_val):
-        if (value := known.get(symbol)) is not None:
-            return int(value)
-    return None
 
 
 def _bound(value: Any, otherwise: int) -> int:

@@ -1,4 +1,4 @@
-"""The text of tensor graphs, for reading and for the keys of the cache; and the spellings that graphs and the loop IR share.
+"""The text of tensor graphs, for reading; and the spellings that graphs and the loop IR share.
 
 Grammar of types and scalars: docs/design.md, 1.2.  Equal graphs have equal text, different ones different text, as long as no
 value's name is one of a dtype or of a word like "none".

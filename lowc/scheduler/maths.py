@@ -1,8 +1,8 @@
-"""The table of expansions: each maths row of ``ops.OPS`` in f32 as primitive ops, with an error of at most the row's ``ulp``.
+"""The table of expansions: each maths row of ``ops.OPS`` as primitive ops, with errors up to the row's ``ulp`` and ``double``.
 
-The functions take and give names or expressions of dtype f32, hold for every f32 (NaN, infinities, both
-zeros, denormals), and have no branches: where two formulas are needed, both are evaluated and one is
-selected.
+The functions take and give names or expressions of one dtype, hold for every float (NaN, infinities, both zeros, denormals), and
+have no branches but ``rarely``: where two formulas are needed, both are evaluated and one is selected.  In f64 some need fma:
+without it, the C library is called.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,9 @@ from collections.abc import Callable
 from lowc.ir.nodes import Expr
 from lowc.ir.types import f32, f64
 from lowc.scheduler import (
+    maths_arc,
+    maths_area,
+    maths_double,
     maths_erf,
     maths_exp,
     maths_hyperbolic,
@@ -37,9 +40,9 @@ UNARY: dict[str, Callable[[Emit, Expr], Expr]] = {
     "sin": maths_trig.sin,
     "cos": maths_trig.cos,
     "tan": maths_trig.tan,
-    "asin": maths_trig.asin,
-    "acos": maths_trig.acos,
-    "atan": maths_trig.atan,
+    "asin": maths_arc.asin,
+    "acos": maths_arc.acos,
+    "atan": maths_arc.atan,
     "sinh": maths_hyperbolic.sinh,
     "cosh": maths_hyperbolic.cosh,
     "tanh": maths_hyperbolic.tanh,
@@ -54,7 +57,7 @@ UNARY: dict[str, Callable[[Emit, Expr], Expr]] = {
     "near_erfc": maths_near.erfc,
 }
 BINARY: dict[str, Callable[[Emit, Expr, Expr], Expr]] = {
-    "atan2": maths_trig.atan2,
+    "atan2": maths_arc.atan2,
     "pow": maths_wide.pow,
 }
 
@@ -65,15 +68,32 @@ def expand(name: str, args: tuple[Expr, ...], emit: Emit) -> Expr:
     return UNARY[name](emit, *named) if name in UNARY else BINARY[name](emit, *named)
 
 
-# those of UNARY that do f64 as well, within 2.5 units in the last place (tan: 4.5)
-DOUBLE = frozenset(
-    {"exp", "exp2", "expm1", "sigmoid", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh", "rsqrt"}
-)
-DOUBLE_WITH_BRANCHES = frozenset({"sin", "cos", "tan"})  # they leave large arguments to the C library
+# those of UNARY that do f64 as well, without fma, too
+DOUBLE = frozenset({"exp", "exp2", "expm1", "sigmoid", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh", "rsqrt"})
+# of f64 on targets with fma
+DOUBLE_FUSED: dict[str, Callable[..., Expr]] = {
+    "sin": maths_trig.sin,
+    "cos": maths_trig.cos,
+    "tan": maths_trig.tan,
+    "asin": maths_arc.asin,
+    "acos": maths_arc.acos,
+    "atan": maths_arc.atan,
+    "atan2": maths_arc.atan2,
+    "asinh": maths_area.asinh,
+    "acosh": maths_area.acosh,
+    "atanh": maths_area.atanh,
+    "erf": maths_double.erf,
+    "erfc": maths_double.erfc,
+    "pow": maths_double.pow,
+}
+# without fma, on targets with branches, which leave large arguments to the C library
+DOUBLE_WITH_BRANCHES = frozenset({"sin", "cos", "tan"})
 
 
 def expand_f64(name: str, args: tuple[Expr, ...], emit: Emit) -> Expr | None:
     """The same for f64; None where the op stays, for the backend to call the C library."""
+    if emit.fused and name in DOUBLE_FUSED:
+        return DOUBLE_FUSED[name](emit, *[emit.let(a) for a in args])
     if name in DOUBLE or (emit.branches and name in DOUBLE_WITH_BRANCHES):
         return UNARY[name](emit, emit.let(args[0]))
     return None

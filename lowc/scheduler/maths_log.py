@@ -58,13 +58,14 @@ def split(e: Emit, x: Expr) -> tuple[Expr, Expr]:
     return e.let(_exponent_number(e, exponent, lifted)), f
 
 
-def natural(e: Emit, k: Expr, f: Expr) -> Expr:
-    """k ln 2 + ln(1 + f)."""
+def natural(e: Emit, k: Expr, f: Expr, rest: Expr | None = None) -> Expr:
+    """k ln 2 + ln(1 + f), in f64 plus a small ``rest``."""
     if f.dtype.bits == 32:
         return e.mad(k, tables.LN2_NEAREST, e.mad(e.mul(f, f), e.poly(f, tables.LOG), f))
     high, low = tables.LN2_DOUBLE
     half, product = _double_parts(e, f)
-    return e.mad(k, high, e.sub(f, e.sub(half, e.mad(k, low, product))))
+    small = e.mad(k, low, product)
+    return e.mad(k, high, e.sub(f, e.sub(half, small if rest is None else e.add(small, rest))))
 
 
 def _double_parts(e: Emit, f: Expr) -> tuple[Expr, Expr]:
@@ -138,10 +139,15 @@ def log1p(e: Emit, x: Expr) -> Expr:
 
 def finite_log1p(e: Emit, x: Expr, u: Expr) -> Expr:
     """log1p(x) for a finite x > -1, given the rounded u = 1 + x; zeros come out positive."""
+    return natural(e, *split_plus_one(e, x, u))
+
+
+def split_plus_one(e: Emit, x: Expr, u: Expr) -> tuple[Expr, Expr]:
+    """(k, f) of 1 + x for a finite x > -1, given the rounded u = 1 + x."""
     # k from 1 + x as rounded, f = x / 2**k + (1 / 2**k - 1) from x itself; the quotients are exact for all
     # k that matter.  k can be that of the format's infinity, hence 4 / 2**k and x / 4
     c = FORMATS[x.dtype.name]
     exponent = e.let(e.bit_and(e.sub(e.bits(u), c.two_thirds), c.exponent))
     inverse = e.let(e.bitcast(e.sub(e.of(c.four, exponent), exponent), x.dtype))
     f = e.let(e.mad(e.mul(x, 0.25), inverse, e.mad(inverse, 0.25, -1.0)))
-    return natural(e, e.let(_exponent_number(e, exponent, e.of(0.0, x))), f)
+    return e.let(_exponent_number(e, exponent, e.of(0.0, x))), f

@@ -213,8 +213,9 @@ def test_fused_multiply_add_rounds_once(isa: str, dtype: str) -> None:
 
 
 @all_isas
-def test_high_half_of_a_product(isa: str) -> None:
-    check(kernel(["y[@out] = mulhi(a[@], b[@])"], {"y": "u32"}, {"a": "u32", "b": "u32"}), isa)
+@pytest.mark.parametrize("dtype", ("u32", "u64"))
+def test_high_half_of_a_product(isa: str, dtype: str) -> None:
+    check(kernel(["y[@out] = mulhi(a[@], b[@])"], {"y": dtype}, {"a": dtype, "b": dtype}), isa)
 
 
 @all_isas

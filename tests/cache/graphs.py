@@ -9,8 +9,10 @@ import torch
 
 from lowc import reuse
 from lowc.cache.folder import Folder
+from lowc.frontend.unread import Reading, Source
 from lowc.ir import types
-from lowc.ir.graph import Graph, Input, Node, Ref, TensorMeta
+from lowc.ir.graph import Graph, Input, Node, Ref, TensorMeta, devices_of
+from lowc.ir.graph_printer import print_graph
 from lowc.ir.index import Symbol, ix
 from lowc.options import Options
 
@@ -67,7 +69,14 @@ def folder(path: Path, limit: int = 1 << 30) -> Folder:
 def compiled(
     graph: Graph, cache: Folder | None, constants: Sequence[Any] = (), **options: Any
 ) -> Callable[[list[Any]], list[Any]]:
-    return reuse.compile_or_reuse(graph, constants, Options(**options), cache)
+    return reuse.compile_or_reuse(source(graph, constants), Options(**options), cache)
+
+
+def source(graph: Graph, constants: Sequence[Any] = ()) -> Source:
+    """``graph`` as if it were an FX graph that nobody has read; its text is that of the ``Graph``."""
+    held = list(constants)
+    text = f"{print_graph(graph)}{len(held)} constants"
+    return Source(graph.name, held, lambda: (text, sorted(set(devices_of(graph).values()))), lambda: Reading(graph, held, True))
 
 
 def check(cache: Folder | None, number: float = 1.0, **options: Any) -> Any:

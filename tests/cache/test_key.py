@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,56 +12,11 @@ import lowc
 from lowc import machine
 from lowc.cache import key as keys
 from lowc.cache import sources
-from lowc.ir import types
-from lowc.ir.graph import Graph, Input, Node, Ref
-from lowc.ir.index import Symbol
 from lowc.options import ROWS, Options
 from lowc.reuse import key_of
 from tests.cache import graphs
 
-GRAPH = graphs.chain()
-DYNAMIC = graphs.product()
-
-
-def changed(graph: Graph, number: int, **what: Any) -> Graph:
-    nodes = list(graph.nodes)
-    nodes[number] = replace(nodes[number], **what)
-    return replace(graph, nodes=tuple(nodes))
-
-
-def wider(graph: Graph) -> Graph:
-    """Another range of the size."""
-    return replace(graph, symbols=(Symbol("s0", 2, 100),))
-
-
-VARIANTS: dict[str, Graph] = {
-    "name": graphs.chain(name="forward"),
-    "number": graphs.chain(2.0),
-    "kind_of_number": graphs.chain(1),
-    "sign_of_zero": graphs.chain(0.0),
-    "minus_zero": graphs.chain(-0.0),
-    "line": graphs.chain(where="model.py:3 in f"),
-    "deterministic": replace(GRAPH, deterministic=True),
-    "op": changed(GRAPH, 0, target="aten.sin.default"),
-    "dtype": changed(GRAPH, 0, outputs=(replace(graphs.meta(37), dtype=types.f64),)),
-    "device": changed(GRAPH, 0, outputs=(replace(graphs.meta(37), device="cuda:0"),)),
-    "strides": changed(GRAPH, 0, outputs=(replace(graphs.meta(37), strides=(graphs.ix(2),)),)),
-    "offset": changed(GRAPH, 0, outputs=(replace(graphs.meta(37), offset=graphs.ix(1)),)),
-    "mutated": replace(GRAPH, inputs=(replace(GRAPH.inputs[0], mutated=True), GRAPH.inputs[1])),
-    "order": replace(GRAPH, inputs=GRAPH.inputs[::-1]),
-    "keyword": changed(GRAPH, 2, kwargs=(("alpha", 2),)),
-    "string": changed(GRAPH, 2, kwargs=(("alpha", "2"),)),
-    "symbols": DYNAMIC,
-    "range": wider(DYNAMIC),
-    "hint": replace(DYNAMIC, symbols=(Symbol("s0", 2, None, hint=64),)),
-}
-
-
-def test_every_difference_of_a_graph_is_one_of_the_key() -> None:
-    found = {name: key_of(graph, 1, Options()) for name, graph in VARIANTS.items()} | {"": key_of(GRAPH, 1, Options())}
-    assert all(found.values()) and len(set(found.values())) == len(found)
-    assert key_of(graphs.chain(), 1, Options()) == found[""]
-    assert key_of(GRAPH, 0, Options()) != found[""]
+SOURCE = graphs.source(graphs.chain(), [graphs.C])
 
 
 OTHER: dict[str, Any] = {
@@ -72,25 +26,19 @@ OTHER: dict[str, Any] = {
 
 
 def test_options_are_in_the_key_if_their_row_says_so() -> None:
-    base = key_of(GRAPH, 1, Options())
+    base = key_of(SOURCE, Options())
     for row in ROWS:
         value = OTHER.get(row.name, not row.default)
-        other = key_of(GRAPH, 1, Options()._replace(**{row.name: value}))
+        other = key_of(SOURCE, Options()._replace(**{row.name: value}))
         assert (other != base) == row.code, row.name
 
 
-def test_a_name_that_reads_like_something_else_has_no_key() -> None:
-    m = graphs.meta(3)
-    node = Node("none", "aten.exp.default", (Ref("x"),), (), (m,))
-    assert key_of(Graph("inference", (), (Input("x", m),), (node,), (Ref("none"),)), 0, Options()) == ""
-
-
 def test_torch_and_the_processor_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    def key(torch: str = "2.13 abc", device: str = "x86\nflags") -> str:
-        return keys.graph_key("base", GRAPH, 1, Options(), device, torch)
+    def key(torch: str = "2.13 abc", device: str = "x86\nflags", base: str = "base", graph: str = "graph") -> str:
+        return keys.graph_key(base, graph, Options(), [device], torch)
 
-    assert len({key(), key(torch="2.14 abc"), key(device="x86\nother flags")}) == 3
-    assert key(device="") == "" and keys.graph_key("", GRAPH, 1, Options(), "x86", "2.13") == ""
+    assert len({key(), key(torch="2.14 abc"), key(device="x86\nother flags"), key(base="other"), key(graph="other")}) == 5
+    assert key(device="") == "" and key(base="") == "" and key(graph="") == ""
     flags = re.search(r"^flags: .*$", keys.cpu(), re.M)
     assert flags and "sse2" in flags[0].split()
     monkeypatch.setattr(machine, "_facts", dict)

@@ -75,7 +75,7 @@ def by_cache(number: int, rounds: int, call: Any) -> list[str]:
     wrong: list[str] = []
     for turn in range(rounds):
         constant = float(turn)
-        own = reuse.compile_or_reuse(graphs.chain(constant), (), Options(), folder_of(parse(None, None)))
+        own = reuse.compile_or_reuse(graphs.source(graphs.chain(constant)), Options(), folder_of(parse(None, None)))
         if not torch.allclose(own([graphs.X.clone(), graphs.C])[0], graphs.chain_of(graphs.X, constant), rtol=1e-5):
             wrong.append(f"cached {constant}")
     return wrong

@@ -14,6 +14,7 @@ from lowc.ir.ops import OPS
 from lowc.ir.parser import parse_kernel
 from lowc.options import Options
 from lowc.scheduler import legalise, maths
+from lowc.target import Target
 from tests.scheduler.ulp import double_error, error, pairs, reference, sample
 
 pytest.importorskip("llvmlite")
@@ -31,6 +32,10 @@ def compiled(name: str, isa: str, dtype: str = "f32") -> Callable[..., Array]:
         target = x86.detect(Options(isa=isa))
     except CodegenError as problem:
         pytest.skip(str(problem))
+    return compiled_for(name, target, dtype)
+
+
+def compiled_for(name: str, target: Target, dtype: str) -> Callable[..., Array]:
     args = "a[i], b[i]" if OPS[name].arity == 2 else "a[i]"
     buffers = ", ".join(f"{n}: {dtype}[{BLOCK}] @global" for n in ("a", "b", "out"))
     loop = (

@@ -42,11 +42,12 @@ def test_constants_and_the_bits_of_two_over_pi(tool: ModuleType) -> None:
         parts = tool.split_constant(value, bits)
         assert getattr(maths_tables, name) == (parts if len(parts) > 1 else parts[0])
     assert tuple(tool.two_over_pi()) == maths_tables.TWO_OVER_PI_BITS
+    assert tuple(tool.two_over_pi(19, 34, 64)) == maths_tables.TWO_OVER_PI_WORDS
 
 
 def test_everything_in_the_tables_is_derived(tool: ModuleType) -> None:
     public = {name for name in vars(maths_tables) if name.isupper()}
-    assert public == {*tool.FITS, *tool.SPLITS, "TWO_OVER_PI_BITS"}
+    assert public == {*tool.FITS, *tool.SPLITS, "TWO_OVER_PI_BITS", "TWO_OVER_PI_WORDS"}
 
 
 def test_a_fit_is_as_good_as_theory_says(tool: ModuleType) -> None:

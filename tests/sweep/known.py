@@ -65,7 +65,7 @@ KNOWN = (
     Known("logit", "NaN or infinity", "the gradient at -0.0 is 1 / -0.0; ATen's vector code drops the sign"),
     Known("prod", "NaN or infinity", "the gradient of a product of infinities: eager looks at the values to choose a formula"),
     Known(
-        "_batch_norm_with_update nn.functional.max_unpool* resize_as_",
+        "_batch_norm_with_update nn.functional.max_unpool* resize_as_ angle",
         "strides",
         "torch's fake tensors have other strides than ATen's result, and all that follows is compiled with them",
     ),

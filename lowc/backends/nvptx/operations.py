@@ -1,7 +1,7 @@
 """Scalar operations of a thread as LLVM instructions: one row each.
 
-Only what has a row reaches LLVM: what it cannot select (most maths functions) ends the process.  f64 maths that lowc does not
-expand has no row, since there is no C library on the GPU: CodegenError names the op, and it goes to ATen.
+Only what has a row reaches LLVM: what it cannot select (most maths functions) ends the process.  Maths has no rows, since there
+is no C library on the GPU: ``legalise`` has expanded it.  CodegenError names what has none, and it goes to ATen.
 """
 
 from lowc.backends.llvm.builder import Builder

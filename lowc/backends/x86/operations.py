@@ -135,14 +135,15 @@ def _quotient(b: Builder, x: Val, y: Val, literal: bool, ops: frozenset[str]) ->
 
 
 def _mulhi(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
-    wide = [cast(b, a, i64, ops) for a in args]
-    product = binary(b, "mul", *wide)
-    return cast(
-        b,
-        Val(b.pure(f"lshr {product.type} {product.text}, {const(32, i64, lanes).text}"), i64, lanes),
-        dtype,
-        ops,
-    )
+    narrow, wide = f"i{dtype.bits}", f"i{2 * dtype.bits}"
+    shift = str(dtype.bits)
+    if lanes:
+        shift = f"<{', '.join([f'{wide} {shift}'] * lanes)}>"
+        narrow, wide = vector(narrow, lanes), vector(wide, lanes)
+    x, y = (b.pure(f"zext {narrow} {a.text} to {wide}") for a in args)
+    product = b.pure(f"mul {wide} {x}, {y}")
+    high = b.pure(f"lshr {wide} {product}, {shift}")
+    return Val(b.pure(f"trunc {wide} {high} to {narrow}"), dtype, lanes)
 
 
 def _copysign(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:

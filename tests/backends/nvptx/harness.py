@@ -53,6 +53,8 @@ def sample(rng: np.random.Generator, dtype: DType, count: int, case: Case) -> Ar
     values = np.where(rng.random(count) < 0.5, np.round(rng.normal(0, 3, count)), rng.normal(0, 3, count))
     if case.special:
         edges = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 3e38, 0.5, -0.5, 1.5, 2.5])
+        if dtype.bits == 64:
+            edges = np.append(edges, [5e-324, -1e-310, 1e300, -1e22, 1048577.0, 26.5])
         values = np.where(rng.random(count) < 0.3, rng.choice(edges, count), values)
     with np.errstate(all="ignore"):
         return to_storage(values.astype(np.float32 if dtype.bits < 64 else np.float64), dtype)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from lowc.ir.ops import APPROXIMATE, MATHS, OPS
 from lowc.ir.types import DTYPES, DType
+from lowc.scheduler import maths
 from tests.backends.nvptx.scans import SCANS, TOLERANCES
 
 COUNT = 510
@@ -546,14 +547,17 @@ def _casts(dtype: DType) -> Case:
     return Case(_elementwise(f"casts_{dtype}", lines, outputs, {"p": dtype}), small=True)
 
 
-def _elementwise(name: str, lines: list[str], outputs: Mapping[str, str], inputs: Mapping[str, DType]) -> str:
-    """``lines`` (with @ for the index) for COUNT elements: lanes, and the last two one by one."""
+def _elementwise(
+    name: str, lines: list[str], outputs: Mapping[str, str], inputs: Mapping[str, DType], lanes: int = 4
+) -> str:
+    """``lines`` (with @ for the index) for COUNT elements: lanes, and what remains one by one."""
     params = [f"{n}: {t}[{COUNT}]" for n, t in (*inputs.items(), *outputs.items())]
-    body = "\n".join("        " + line.replace("@", "b*256 + t*4 + v") for line in lines)
+    block, threads = 64 * lanes, -(-COUNT // lanes)
+    body = "\n".join("        " + line.replace("@", f"b*{block} + t*{lanes} + v") for line in lines)
     return f"""kernel {name}({", ".join(params)}) {{
-  for b in 2 block {{
-    for t in min(64, -b*64 + 128) thread(64) {{
-      for v in min(4, -b*256 - t*4 + {COUNT}) vector(4) {{
+  for b in {-(-COUNT // block)} block {{
+    for t in min(64, -b*64 + {threads}) thread(64) {{
+      for v in min({lanes}, -b*{block} - t*{lanes} + {COUNT}) vector({lanes}) {{
 {body}
       }}
     }}
@@ -561,15 +565,14 @@ def _elementwise(name: str, lines: list[str], outputs: Mapping[str, str], inputs
 }}"""
 
 
-def _maths(name: str) -> Case:
-    row, dtype = OPS[name], DTYPES["f32"]
+def _maths(name: str, of: str = "f32") -> Case:
+    row, dtype = OPS[name], DTYPES[of]
     args = ["p[@]", "q[@]"][: row.arity]
     line = f"y[@] = {name}({', '.join(args)})"
-    text = _elementwise(
-        f"maths_{name}", [line], {"y": "f32"}, {"p": dtype, "q": dtype} if row.arity > 1 else {"p": dtype}
-    )
+    inputs = {"p": dtype, "q": dtype} if row.arity > 1 else {"p": dtype}
+    text = _elementwise(f"maths_{name}_{of}", [line], {"y": of}, inputs, 128 // dtype.bits)
     # a GPU's own 2**x and 1/x are a few units in the last place off what the interpreter takes them for
-    return Case(text, maths=True, special=True, tolerance=APPROXIMATED.get(name, 0.0))
+    return Case(text, maths=True, special=True, tolerance=APPROXIMATED.get(name, 0.0) if of == "f32" else 0.0)
 
 
 APPROXIMATED = dict.fromkeys(("exp", "sigmoid", "erf", "tanh"), 1e-6)
@@ -602,6 +605,7 @@ CASES |= {
 }
 CASES |= {f"ops_{t}": _ops(t) for t in NUMBERS if t.bits != 16 or t.kind != "f"}
 CASES |= {f"maths_{name}": _maths(name) for name in sorted(MATHS)}
+CASES |= {f"maths_{name}_f64": _maths(name, "f64") for name in sorted(maths.DOUBLE | maths.DOUBLE_FUSED.keys())}
 CASES |= {f"casts_{t}": _casts(t) for t in NUMBERS}
 CASES |= {
     name: Case(text, tolerance=TOLERANCES.get(name, 0.0), special="special" in name, small="small" in name)

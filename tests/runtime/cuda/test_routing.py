@@ -21,6 +21,7 @@ from lowc.options import Options
 from lowc.runtime.cuda import device as devices
 from lowc.runtime.cuda import program as programs
 from lowc.runtime.interpreted import _memory
+from tests.cache.graphs import source
 
 ROWS = Symbol("s0", 2, None)
 
@@ -105,7 +106,7 @@ def test_a_graph_that_is_in_the_cache_is_only_loaded(
 ) -> None:
     w, programs = torch.randn(4, 4), []
     for stream in ("own", "caller", "own"):
-        call: Any = reuse.compile_or_reuse(graph(), (), Options(stream=stream), Folder(str(tmp_path), 1 << 30))
+        call: Any = reuse.compile_or_reuse(source(graph()), Options(stream=stream), Folder(str(tmp_path), 1 << 30))
         assert call.program.artifact.target == "nvptx" and call.program.gpu.stream == stream
         for rows in (3, 2, 7):
             x = torch.randn(rows, 4)
@@ -118,7 +119,7 @@ def test_a_graph_that_is_in_the_cache_is_only_loaded(
     assert last.artifact.code == first.artifact.code == on[1].loaded[-1]
     monkeypatch.setattr(devices, "facts", lambda index: devices.Facts("fake", (9, 0), 132, 1 << 20, 1 << 16, 12090))
     with pytest.raises(pytest.fail.Exception, match="compiled again"):  # another driver
-        reuse.compile_or_reuse(graph(), (), Options(), Folder(str(tmp_path), 1 << 30))
+        reuse.compile_or_reuse(source(graph()), Options(), Folder(str(tmp_path), 1 << 30))
     assert not caplog.records
 
 
