@@ -13,6 +13,7 @@ prediction (in spans), and says which constants of the model would fit what was 
 """
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -38,7 +39,7 @@ PAUSE = 0.04  # seconds for the card to cool
 BURST = 6.0  # milliseconds
 SMALL = 2e9  # floating-point operations below which a graph has more calls
 MANY = 5 * CALLS
-EPS = {torch.float32: 2.0**-10}  # what TF32 leaves of it
+EPS = {torch.float32: 2.0**-12}  # of TF32, so that factors that are cut off instead of rounded (7.7e-4) fail
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -149,26 +150,20 @@ class Done:
     size: choose.Size | None = None
     slices: list[int] = field(default_factory=list[int])
     steps: list[TensorCores] = field(default_factory=list[TensorCores])
-    rows: int = 0
 
     @property
     def way(self) -> str:
         names = [choose.Way(s.tile, s.groups, s.teams, 0.0, 0.0).name for s in self.steps]
-        parts = [n + (f", {c} slices" if c > 1 else "") for n, c in zip(names, self.slices, strict=False)]
-        return f"{self.rows} rows: {parts[0]}; {'; '.join(parts[1:])}" if self.rows and parts else "; ".join(parts)
+        return "; ".join([n + (f", {c} slices" if c > 1 else "") for n, c in zip(names, self.slices, strict=False)])
 
 
 @contextmanager
 def watched(done: Done) -> Iterator[None]:
     """While it lasts, ``done`` gets what is chosen for each product."""
-    rows, slices, carried = choose.first_rows, choose.slices, contract.tensor_cores
-
-    def divided(found: Any, target: Any) -> int:
-        done.size, done.slices, done.steps, done.rows = choose.size_of(found), [], [], rows(found, target)
-        return done.rows
+    slices, carried = choose.slices, contract.tensor_cores
 
     def sliced(found: Any, target: Any) -> int:
-        done.slices.append(slices(found, target))
+        done.size, done.slices, done.steps = choose.size_of(found), [slices(found, target)], []
         return done.slices[-1]
 
     def tiled(loop: Any, step: TensorCores, taken: set[str]) -> Any:
@@ -176,22 +171,22 @@ def watched(done: Done) -> Iterator[None]:
         done.steps.append(step)
         return made
 
-    choose.first_rows, choose.slices, contract.tensor_cores = divided, sliced, tiled
+    choose.slices, contract.tensor_cores = sliced, tiled
     try:
         yield
     finally:
-        choose.first_rows, choose.slices, contract.tensor_cores = rows, slices, carried
+        choose.slices, contract.tensor_cores = slices, carried
 
 
 @contextmanager
 def forced(way: choose.Way, slices: int) -> Iterator[None]:
-    """While it lasts, products are done that way, each as one."""
-    every, rows, chosen = choose.WAYS, choose.first_rows, choose.slices
-    choose.WAYS, choose.first_rows, choose.slices = (way,), lambda found, target: 0, lambda found, target: slices
+    """While it lasts, products are done that way."""
+    every, chosen = choose.WAYS, choose.slices
+    choose.WAYS, choose.slices = (way,), lambda found, target: slices
     try:
         yield
     finally:
-        choose.WAYS, choose.first_rows, choose.slices = every, rows, chosen
+        choose.WAYS, choose.slices = every, chosen
 
 
 def prepared(product: Product, matmul: str) -> Graph:
@@ -258,7 +253,7 @@ def near(size: choose.Size, processors: int) -> list[tuple[float, int, choose.Wa
     found: list[tuple[float, int, choose.Way]] = []
     for count in dict.fromkeys(p[1] for p in every):
         found += [p for p in every if p[1] == count][: 4 if count == 1 else 2 if count in (2, 3, 4, 8, 16, every[0][1]) else 0]
-    return sorted((p for p in found if p[0] < 1.5 * every[0][0] or p[1] == 1), key=lambda p: p[0])[:8]
+    return sorted((p for p in found if p[0] < 1.5 * every[0][0] or p[1] == 1 and p[0] < math.inf), key=lambda p: p[0])[:8]
 
 
 def ways(chosen: dict[str, Product], rounds: int) -> None:

@@ -42,9 +42,9 @@ def runs(module: "Module", apart: bool = False) -> "list[tuple[int, ...] | Exter
 class TensorMap:
     """What the engine that copies boxes of a tensor needs to know of one; the driver writes it into 128 bytes, which are a param.
 
-    ``param``: position of the buffer.  ``dtype``: in ``MAP_DTYPES``.  ``offset`` in bytes; ``sizes`` in elements, innermost
-    first; ``strides`` in bytes, of the dimensions but the first, whose elements are neighbours; ``box``: elements along
-    each dimension that are copied at a time.  All over the kernel's sizes.
+    ``param``: position of the buffer.  ``dtype``: in ``MAP_DTYPES``; "tf32": of f32, rounded to it on the way.  ``offset`` in
+    bytes; ``sizes`` in elements, innermost first; ``strides`` in bytes, of the dimensions but the first, whose elements are
+    neighbours; ``box``: elements along each dimension that are copied at a time.  All over the kernel's sizes.
     """
 
     param: int
@@ -112,7 +112,7 @@ MAP_SLOTS = 16  # of a tensor map's 128 bytes
 MAP_RANK = 5  # dimensions at most
 MAP_VALUES = 2 * MAP_RANK  # of a MAP record: the offset in bytes, then sizes, then strides in bytes
 MAP_FORM = 2 + 2 * MAP_RANK  # 32-bit words: the driver's number of the dtype, the rank, the box, the steps within it (1)
-MAP_DTYPES = {"f16": 6, "f32": 7, "bf16": 9}  # CUtensorMapDataType
+MAP_DTYPES = {"f16": 6, "f32": 7, "bf16": 9, "tf32": 11}  # CUtensorMapDataType
 
 # What the walker of launch tables finds in its table of functions, behind the context.
 DRIVER_FUNCTIONS = (

@@ -63,7 +63,7 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Graph:
     """``deterministic``: results must not depend on timing (``torch.use_deterministic_algorithms``), and memory that nobody has
-    written is filled.  ``tf32``: products of f32 may leave out bits (``torch.backends.cuda.matmul.fp32_precision``)."""
+    written is filled.  ``tf32``: products of f32 may be of rounded factors (``torch.backends.cuda.matmul.fp32_precision``)."""
 
     name: str
     symbols: tuple[Symbol, ...]

@@ -57,6 +57,14 @@ def _ldexp(x: Any, n: Any) -> Any:
     return np.ldexp(x, np.clip(np.nan_to_num(n), -3000, 3000).astype(np.int32))
 
 
+def _tf32(x: Any) -> Any:
+    word, dropped = (np.uint32, 13) if np.asarray(x).dtype == np.float32 else (np.uint64, 42)
+    bits = np.asarray(x).view(word)
+    odd = (bits >> word(dropped)) & word(1)
+    kept = (bits + word((1 << dropped - 1) - 1) + odd) & ~word((1 << dropped) - 1)
+    return _where(np.isnan(x), x, kept.view(np.asarray(x).dtype))
+
+
 def _check_index(value: Any, size: Any, mask: Any) -> Any:
     return _where((value >= 0) & (value < size), value, 0)
 
@@ -150,6 +158,8 @@ OPS: dict[str, OpRow] = {
         OpRow("ceil", 1, "f", "same", np.ceil),
         OpRow("trunc", 1, "f", "same", np.trunc),
         OpRow("round", 1, "f", "same", np.rint),
+        # to 10 bits of mantissa, as tensor cores have factors of f32; nearest, ties to even
+        OpRow("tf32", 1, "f", "same", _tf32),
         # comparison: NaN compares false, but ne is true
         OpRow("eq", 2, "biuf", "bool", np.equal, commutative=True, infix="=="),
         OpRow("ne", 2, "biuf", "bool", np.not_equal, commutative=True, infix="!="),

@@ -12,8 +12,8 @@
 further rows, as many again, are those after them.  A tile lies along the depth, ``[rows, 64]`` or ``[depth / 64, rows, 64]``, or
 along its rows, ``[rows / 64, depth, 64]``; how the hardware swizzles it is between the fill and the product and not to be seen.
 
-Factors are f16 or bf16, widened, or f32 of which the last 13 bits are left out (TF32: 8 bits of exponent, 10 of mantissa), which
-is what the hardware does with them.  Tiles of f32 lie along the depth, ``[rows, 32]``, and the engine fills them.
+Factors are f16 or bf16, widened, or f32 rounded to TF32 (8 bits of exponent, 10 of mantissa; to nearest, ties to even), which the
+engine does while it copies.  Tiles of f32 lie along the depth, ``[rows, 32]``, and the engine fills them.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,7 +22,7 @@ from itertools import product
 
 from lowc.ir.index import ZERO, Axis, Index, Opaque, Symbol, atoms, constant, floordiv, ix, mod, split
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Load, Op, Stmt, Store
-from lowc.ir.types import DType, f32, i32
+from lowc.ir.types import DType, f32
 from lowc.ir.walk import statements
 
 COPY, TMA, WGMMA = "copy", "tma", "wgmma"
@@ -30,7 +30,6 @@ FILLS = (COPY, TMA)
 LINE = 128  # bytes of a row of a tile, over which the hardware swizzles
 SPAN = 64  # elements of 16 bits in it
 STEP = 32  # bytes of the depth that an instruction multiplies
-TF32 = -(1 << 13)  # the bits of an f32 that are multiplied
 GROUP = 128  # threads that multiply together, each group 64 rows
 GROUP_ROWS = 64
 BOX = 256  # the most elements along a dimension of a box
@@ -42,19 +41,13 @@ def span(dtype: DType) -> int:
 
 
 def tf32(value: Expr) -> Expr:
-    """``value`` of f32 without its last 13 bits."""
-    return Op("bitcast", (Op("and", (Op("bitcast", (value,), i32), Const(TF32, i32)), i32),), f32)
+    """What is multiplied of ``value`` of f32."""
+    return Op("tf32", (value,), f32)
 
 
 def of_tf32(expr: Expr) -> Expr | None:
-    """The value that ``expr`` is without its last 13 bits; None for anything else."""
-    masked = expr.args[0] if isinstance(expr, Op) and expr.name == "bitcast" and expr.dtype == f32 else None
-    if not isinstance(masked, Op) or masked.name != "and":
-        return None
-    word, bits = masked.args
-    if not isinstance(bits, Const) or bits.value != TF32 or not isinstance(word, Op) or word.name != "bitcast":
-        return None
-    return word.args[0] if word.args[0].dtype == f32 else None
+    """The value of f32 of which ``expr`` is what is multiplied; None for anything else."""
+    return expr.args[0] if isinstance(expr, Op) and expr.name == "tf32" and expr.dtype == f32 else None
 
 
 def row(thread: Index, number: Index) -> Index:

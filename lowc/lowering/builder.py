@@ -87,7 +87,7 @@ class Builder:
 
     ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal, what is wanted, whose the op
     is in ATen) is a call of ATen, "" for a loop nest; see ``asked.Asked`` for what is wanted, and whose.
-    ``tf32``: products of f32 are of what ``ir.tiles.tf32`` leaves of their factors.
+    ``tf32``: products of f32 are of their factors as ``ir.tiles.tf32`` rounds them.
     ``convolution``: likewise of (the input, weights, what is made, steps, groups).  ``node``: the name of the node at hand.
     """
 

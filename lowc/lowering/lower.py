@@ -66,7 +66,9 @@ def lower(
             if x.dtype == f32 and not (graph.tf32 and along_depth(x, y)):
                 return "lowc's own of f32 are for where TF32 is allowed, of factors that lie along the depth"
             in_lines = copied_along(x) is not None and copied_along(y) is not None
-            return "on a GPU" if library is None else library(x.dtype, x.shape, y.shape, builder.followed, in_lines)
+            if library is None:
+                return "on a GPU"
+            return library(x.dtype, x.shape, y.shape, builder.followed, in_lines, along_depth(x, y))
         made = all(y.buffer is not entry for entry in inputs)
         return "" if choose_product.own(x, y, options, target, made) else "lowc's own with option matmul='own'"
 

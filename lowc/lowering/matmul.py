@@ -4,9 +4,9 @@
       acc s = add; for k in K { s add= product(x[b, i, k], y[b, k, j]) }; out[b, i, j] = s
     } } }
 
-Operands of f16 and bf16 are widened, so that they are summed in f32 and rounded once.  Of f32, where the user has allowed it
-(TF32), a GPU multiplies all but the last 13 bits.  What ``alpha``, ``beta`` and the
-added tensor do is an epilogue: an expression of the sum.
+Operands of f16 and bf16 are widened, so that they are summed in f32 and rounded once.  Those of f32 a GPU rounds to 10 bits of
+mantissa, where the user has allowed it (TF32).  What ``alpha``, ``beta`` and the added tensor do is an epilogue: an expression of
+the sum.
 
 On a GPU the engine that brings factors to tensor cores takes rows (or columns) that begin at multiples of 16 bytes.  Large
 factors that lie otherwise are copied first: [4096, 4097] as rows of 4104 elements, of which the last 7 are never read.

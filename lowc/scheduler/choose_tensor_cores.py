@@ -16,7 +16,7 @@ from lowc.ir import tiles
 from lowc.ir.index import constant
 from lowc.ir.nodes import For, Kernel, Load, Stmt, Store
 from lowc.ir.walk import exprs, parts
-from lowc.scheduler.contraction import Contraction, find, innermost
+from lowc.scheduler.contraction import Contraction, contiguous, find, innermost
 from lowc.scheduler.nest import estimate, weight
 from lowc.scheduler.slice_depth import slice_of
 from lowc.scheduler.tensor_cores import TensorCores, narrow
@@ -33,14 +33,16 @@ RASTER = 8  # rows of tiles that are done together
 LOADED = 2  # what an element that an epilogue loads costs, in cheap instructions
 ISSUE = 131072  # sums of which a multiprocessor computes one cheap instruction each while a span lasts
 MEMORY = 2.4e6  # bytes that memory moves while a span lasts
+PULLING = 90  # multiprocessors that it takes to have memory move that much
+EMPTY = 0.4  # what a span takes longer for each 64 rows of a tile that the product does not have
 TOGETHER = 0.1  # what is left of the shorter of both where multiplying and reading memory go on at one time
-ADDING = 4.0  # what a kernel that adds up slices takes besides moving them
+ADDING = 4.0  # what a kernel that adds up slices takes besides moving them …
+SUM = 12  # … which takes as long as so many bytes of factors for each sum of a slice, written and read
 DEEP = 4  # spans of the depth that a slice has at least
 MOST_SLICES = 32
 PARTS = 64 << 20  # bytes of sums of slices at most
-BESIDE = 2.0  # what a second launch takes beside what is done in it
-FILLED = 0.95  # of the last round, at least, where rows are a launch of their own
-SAVED = 0.95  # of the time that a product takes in one piece, at most, for slices or two launches to be worth it
+SAVED = 0.9  # of the time that a product takes in one piece, at most, for slices to be worth it
+AHEAD = 2  # turns that a team has at least: the first is no gain
 TRIES = 4  # ways that are tried, best first, should one not be legal
 
 
@@ -62,14 +64,13 @@ class Way:
 
 WAYS = (
     Way((128, 256), 2, 1, 1.0, 1.6),
-    Way((128, 192), 2, 1, 0.82, 1.3),  # measured at 5000 x 3000 x 2000, where it lost to what 0.77 said
-    Way((128, 128), 2, 1, 0.53, 0.9),
-    Way((128, 64), 2, 1, 0.44, 0.6),
+    Way((128, 192), 2, 1, 0.80, 1.3),
+    Way((128, 128), 2, 1, 0.53, 1.4),
+    Way((128, 64), 2, 1, 0.44, 0.5),
     Way((64, 128), 1, 1, 0.40, 0.9),
-    Way((64, 64), 1, 1, 0.30, 0.6),
+    Way((64, 64), 1, 1, 0.22, 0.6),
     Way((64, 32), 1, 1, 0.25, 0.5),
     Way((128, 128), 1, 2, 0.53, 1.1),
-    Way((64, 256), 1, 2, 0.60, 1.1),
 )
 NARROW = 128  # columns of a tile at most where threads copy: they need registers
 
@@ -77,7 +78,8 @@ NARROW = 128  # columns of a tile at most where threads copy: they need register
 @dataclass(frozen=True, slots=True)
 class Size:
     """Of a product: how many there are (``batch``), and ``rows``, ``columns``, ``depth`` of each.  ``work``: what is made of an
-    element of it, in cheap instructions; ``stored``: bytes of what is stored for it; ``width``: bytes of a factor's element."""
+    element of it, in cheap instructions; ``stored``: bytes of what is stored for it; ``width``: bytes of a factor's element;
+    ``turned``: whether the right factor lies along the columns."""
 
     batch: int
     rows: int
@@ -86,6 +88,7 @@ class Size:
     work: int = 0
     stored: int = 2
     width: int = 2
+    turned: bool = False
 
 
 def choices(kernel: Kernel, target: Target) -> tuple[TensorCores, ...]:
@@ -132,14 +135,17 @@ def contraction(kernel: Kernel, target: Target) -> Contraction | None:
 def cost(size: Size, way: Way, processors: int) -> float:
     """About how long products take that way."""
     high, wide = way.tile
-    if wide < STRIP and (size.rows > high or size.depth * size.width < LONG):
+    if wide < STRIP and (size.rows > high or size.turned or size.depth * size.width < LONG):
         return inf
     blocks = size.batch * -(-size.rows // high) * -(-size.columns // wide)
     rounds = -(-blocks // processors)
-    multiplied = -(-size.depth * size.width // tiles.LINE) * way.span
+    if way.teams > 1 and (rounds < AHEAD * way.teams or size.width > 2):
+        return inf
+    empty = EMPTY * max(0, high - size.rows) / tiles.GROUP_ROWS
+    multiplied = -(-size.depth * size.width // tiles.LINE) * (way.span + empty)
     end = way.end + high * wide * size.work / ISSUE
     moved = size.width * size.depth * (size.rows + size.columns) + size.stored * size.rows * size.columns
-    come = size.batch * moved / MEMORY
+    come = size.batch * moved / MEMORY * max(1.0, PULLING / blocks)
     if way.teams == 1:
         work = rounds * (multiplied + end)
     else:
@@ -156,10 +162,11 @@ def plans(size: Size, processors: int) -> Iterator[tuple[float, int, Way]]:
             continue
         part, added = size, 0.0
         if count > 1:
-            part = Size(size.batch * count, size.rows, size.columns, deep, 0, 0, size.width)
-            added = ADDING + sums * (8 * count + size.stored) / MEMORY
+            part = replace(size, batch=size.batch * count, depth=deep, work=0, stored=0)
+            added = ADDING + sums * (SUM * count + size.stored) / MEMORY
         for way in WAYS:
-            yield cost(part, way, processors) + added, count, way
+            if count == 1 or way.teams == 1:  # strips of f32 for two teams leave too little for the ring
+                yield cost(part, way, processors) + added, count, way
 
 
 def best(size: Size, processors: int) -> tuple[float, int]:
@@ -170,34 +177,10 @@ def best(size: Size, processors: int) -> tuple[float, int]:
     return divided if divided[0] < SAVED * whole[0] else whole
 
 
-def divided(size: Size, processors: int) -> tuple[float, int]:
-    """About how long products take at best, and how many of their rows are a launch of their own, which fills all processors for
-    whole rounds of tiles; 0 if all are one product."""
-    whole = best(size, processors)[0]
-    found = whole * SAVED, 0
-    for way in sorted(WAYS, key=lambda way: cost(size, way, processors))[:TRIES]:
-        high, wide = way.tile
-        across = size.batch * -(-size.columns // wide)
-        bands = -(-size.rows // high) * across // processors * processors // across
-        rows = bands * high
-        if 0 < rows < size.rows and bands * across >= FILLED * processors:
-            parts = [best(replace(size, rows=n), processors)[0] for n in (rows, size.rows - rows)]
-            found = min(found, (sum(parts) + BESIDE, rows))
-    return found if found[1] else (whole, 0)
-
-
-def _known(found: Contraction) -> bool:
-    return all(constant(f.axis.extent) is not None for f in (*found.outer, found.depth))
-
-
-def first_rows(found: Contraction, target: Target) -> int:
-    """How many rows of a product are a launch of their own; 0 if all are one."""
-    return divided(size_of(found), target.cores)[1] if _known(found) else 0
-
-
 def slices(found: Contraction, target: Target) -> int:
     """In how many slices of its depth a product is done, by a kernel for each tile of each and one that adds them up."""
-    return best(size_of(found), target.cores)[1] if _known(found) else 1
+    known = all(constant(f.axis.extent) is not None for f in (*found.outer, found.depth))
+    return best(size_of(found), target.cores)[1] if known else 1
 
 
 def size_of(found: Contraction) -> Size:
@@ -214,4 +197,5 @@ def size_of(found: Contraction) -> Size:
     work = sum(weight(e, seen) for s in rest for e in exprs(s))
     loaded = {id(p) for s in rest for e in exprs(s) for p in parts(e) if isinstance(p, Load)}
     stored = sum(s.buffer.dtype.bytes for s in rest if isinstance(s, Store))
-    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored, narrow(found.left).dtype.bytes)
+    turned = not contiguous(found.right, found.depth.axis)
+    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored, narrow(found.left).dtype.bytes, turned)

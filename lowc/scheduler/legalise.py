@@ -47,7 +47,7 @@ from lowc.scheduler.nest import map_kernels
 from lowc.target import Target
 
 # ops whose result on narrow floats needs no rounding: it is of the narrow type by itself
-EXACT = frozenset({"neg", "abs", "min", "max", "copysign", "fmod", "floor", "ceil", "trunc", "round"})
+EXACT = frozenset({"neg", "abs", "min", "max", "copysign", "fmod", "floor", "ceil", "trunc", "round", "tf32"})
 # not arithmetic: they take and give narrow floats as they are
 MOVES = frozenset({"select", "bitcast"})
 # reducers whose accumulators only ever hold one of the values

@@ -52,7 +52,6 @@ from lowc.options import Options
 from lowc.scheduler import choose_attention, choose_tensor_cores
 from lowc.scheduler.apply_simt import conflict_of_threads, is_scan, sunk
 from lowc.scheduler.choose_simt import blocks_of_columns, is_column
-from lowc.scheduler.divide_rows import divide_rows
 from lowc.scheduler.nest import chain, depends, estimate, iterations, nested, numel, one_loop
 from lowc.scheduler.rename import apart, fresh, renewed
 from lowc.scheduler.slice_depth import slice_depth
@@ -103,8 +102,7 @@ class _Splitter:
         body = self.step.kernel.body
         kernel, target = self.step.kernel, self.target
         if (found := choose_tensor_cores.contraction(kernel, target)) is not None:
-            first = choose_tensor_cores.first_rows(found, target)
-            return [s for part in (divide_rows(self.step, first) if first else (self.step,)) for s in self.slices(part)]
+            return self.slices(choose_tensor_cores.slices(found, target))
         if choose_attention.ways(kernel, target):
             return [self.step]
         if _is_grid(body):
@@ -119,13 +117,11 @@ class _Splitter:
         self.cross()
         return [self.launch(number, part) for number, part in enumerate(self.parts)]
 
-    def slices(self, step: Launch) -> list[Launch]:
-        """``step``, which is a product, its depth in slices where that pays."""
-        found = choose_tensor_cores.contraction(step.kernel, self.target)
-        count = 1 if found is None else choose_tensor_cores.slices(found, self.target)
+    def slices(self, count: int) -> list[Launch]:
+        """The step, which is a product, its depth in ``count`` slices."""
         if count < 2:
-            return [step]
-        memory, launches = slice_depth(step, count, fresh(f"{step.kernel.name}_parts", self.taken))
+            return [self.step]
+        memory, launches = slice_depth(self.step, count, fresh(f"{self.step.kernel.name}_parts", self.taken))
         self.temps.append(memory)
         return [*launches]
 

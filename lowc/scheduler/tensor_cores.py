@@ -20,7 +20,7 @@
 stored.  Results that the copying engine cannot store (rows that are no multiple of 16 bytes) threads store themselves, without
 strips.  Tiles are numbered so that blocks at work at one time share rows and columns in the L2 cache.
 
-Factors of f32 whose last bits are left out (TF32, ``ir/tiles.py``) are the same with 32 elements where there are 64 of 16 bits,
+Factors of f32 that are rounded (TF32, ``ir/tiles.py``) are the same with 32 elements where there are 64 of 16 bits,
 if both lie along the depth.
 
 With two ``teams`` of threads the turns are ``teams(2)``: while one team computes and stores what it makes of its sums, the other

@@ -140,6 +140,16 @@ def _sqrt(x: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(np.sqrt(x.numpy().astype(np.longdouble)).astype(x.numpy().dtype))
 
 
+def _tf32(x: torch.Tensor) -> torch.Tensor:
+    """To multiples of the last of 11 bits."""
+    wide = x.numpy().astype(np.longdouble)
+    finite = np.where(np.isfinite(wide), wide, 0)
+    last = np.maximum(np.frexp(finite)[1], np.finfo(x.numpy().dtype).minexp + 1) - 11
+    with np.errstate(over="ignore"):
+        rounded = np.ldexp(np.rint(np.ldexp(finite, -last)), last).astype(x.numpy().dtype)
+    return torch.from_numpy(np.where(np.isfinite(wide), rounded, x.numpy()))
+
+
 EXACT: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "sub": torch.sub,
@@ -157,6 +167,7 @@ EXACT: dict[str, Callable[..., Any]] = {
     "ceil": torch.ceil,
     "trunc": torch.trunc,
     "round": torch.round,
+    "tf32": _tf32,
 }
 COMPARE: dict[str, Callable[..., Any]] = {n: getattr(torch, n) for n in ("eq", "ne", "lt", "le", "gt", "ge")}
 INEXACT: dict[str, Callable[..., Any]] = {
@@ -214,7 +225,7 @@ def test_fma(name: str, dtype: DType) -> None:
         else:
             exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
             once = _round(exact, carrier) if exact else twice
-            wanted = [once] if name == "fma" else [once, twice]  # type: ignore[list-item]
+            wanted = [once] if name == "fma" else [once, twice]
         rounded = [from_storage(to_storage(np.asarray(w), dtype), dtype) for w in wanted]
         assert any(same(got, w, signs=bool(w)) for w in rounded), (a, b, c, got, rounded)
 

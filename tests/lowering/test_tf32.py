@@ -1,4 +1,4 @@
-"""Products of f32 on a GPU: where torch allows TF32 they may be lowc's own, of what the hardware leaves of both factors."""
+"""Products of f32 on a GPU: where torch allows TF32 they may be lowc's own, of both factors rounded."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,6 +11,7 @@ from lowc.backends.nvptx import default
 from lowc.ir.graph_printer import print_graph
 from lowc.ir.interp import run_module
 from lowc.ir.nodes import Extern, For, Launch, Module
+from lowc.ir.ops import OPS
 from lowc.ir.walk import statements
 from lowc.lowering import lower as lowering
 from lowc.options import Options
@@ -103,11 +104,11 @@ def test_dynamo_compiles_anew_where_the_setting_has_changed() -> None:
 
 
 def test_what_is_multiplied(lowered: Callable[..., Module]) -> None:
-    """Sums of factors without their last 13 bits, by the interpreter."""
+    """Sums of rounded factors, by the interpreter."""
     torch.set_float32_matmul_precision("high")
     x, w = torch.randn(7, 12), torch.randn(5, 12)
     module = lowered(lambda x, w: x @ w.t(), x, w)
     found = np.asarray(run_module(module, [x.numpy(), w.numpy()])[0])
-    short = [(t.numpy().view(np.int32) & -8192).view(np.float32).astype(np.float64) for t in (x, w)]
-    np.testing.assert_allclose(found, short[0] @ short[1].T, rtol=1e-5, atol=1e-5)
+    rounded = [OPS["tf32"].numpy(t.numpy()).astype(np.float64) for t in (x, w)]
+    np.testing.assert_allclose(found, rounded[0] @ rounded[1].T, rtol=1e-5, atol=1e-5)
     assert np.abs(found - (x.double() @ w.double().t()).numpy()).max() > 1e-5

@@ -33,7 +33,7 @@ def product(
     stored = stored if dtype == "f32" else f"{dtype}({stored})"
     names = [e for e in dict.fromkeys((m, n, k)) if isinstance(e, str)]
     sizes = "".join(f"{s}: size 1.. ~ 40, " for s in names)
-    left, right = (f"bitcast:f32(bitcast:i32({v}) & -8192:i32)" if dtype == "f32" else f"f32({v})" for v in (left, right))
+    left, right = (f"tf32({v})" if dtype == "f32" else f"f32({v})" for v in (left, right))
     nest = f"""for i in {m} {{ for j in {n} {{
         acc s: f32 = add
         for k in {k} {{ s add= product({left}, {right}) }}

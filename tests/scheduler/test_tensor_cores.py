@@ -36,7 +36,7 @@ def test_meaning_is_kept(shape: tuple[int, int, int], form: str) -> None:
 
 @pytest.mark.parametrize("shape", [(136, 72, 80), (3, 8, 4), (65, 130, 36)], ids=str)
 def test_tf32(shape: tuple[int, int, int]) -> None:
-    """Factors of f32 without their last bits, along the depth, 32 elements in a row of a tile."""
+    """Factors of f32, rounded, along the depth, 32 elements in a row of a tile."""
     kernel = product(*shape, "nt", dtype="f32")
     done = scheduled(kernel, blocks=2)
     verify_kernel_threads(done)
@@ -56,7 +56,7 @@ def test_f32_is_not_for_tensor_cores_in_any_other_layout_or_whole() -> None:
         assert isinstance(step, Launch)
         assert not keys(step.kernel)
     whole = print_kernel(product(64, 64, 64, dtype="f32"))
-    other = whole.replace("-8192:i32", "-4096:i32")
+    other = whole.replace("tf32(", "abs(")
     assert other != whole
     assert choose_tensor_cores.choices(parse_kernel(other), TARGET) == ()
 
@@ -240,7 +240,8 @@ def test_every_way_leaves_memory_for_the_ring() -> None:
 def test_small_products_have_small_tiles_and_heavy_epilogues_teams() -> None:
     assert chosen(8192, 8192, 8192)[0] == "128x256"
     assert chosen(128, 4096, 4096)[0] == "64x64"
-    assert chosen(16, 4096, 4096)[0] == "64x32"
+    assert chosen(64, 4096, 4096)[0] == "64x32"
+    assert chosen(8, 4096, 4096)[0] == "64x64"  # what a tile has beyond the rows takes time, too
     assert keys(scheduled(product(16, 4096, 4096, "nn")))[:3] == ["tma", "tma", "wgmma"]  # 32 columns side by side are no tile
     heavy = "{s} * f32(out[i, j]) / ({s} + 1.5) / ({s} + 2.5) / ({s} + 3.5) / ({s} + 4.5)"
     assert "teams" in chosen(16384, 3072, 768, result=heavy)[0]

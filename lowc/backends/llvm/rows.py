@@ -147,6 +147,18 @@ def round_to_bf16(b: Builder, x: Val) -> Val:
     return Val(b.pure(f"trunc {high.type} {high.text} to {vector('i16', lanes)}"), bf16, lanes)
 
 
+def tf32(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
+    """The nearest with 10 bits of mantissa, ties to even, by integers; NaN and infinities stay."""
+    (x,) = args
+    word, dropped = (i32, 13) if dtype == f32 else (i64, 42)
+    whole = bits(b, x, word)
+    odd = binary(b, "and", lshr(b, whole, dropped), const(1, word, lanes))
+    up = binary(b, "add", binary(b, "add", whole, const((1 << dropped - 1) - 1, word, lanes)), odd)
+    kept = bits(b, binary(b, "and", up, const(-(1 << dropped), word, lanes)), dtype)
+    nan = Val(b.pure(f"fcmp uno {x.type} {x.text}, {x.text}"), bool_, lanes)
+    return select(b, nan, x, kept)
+
+
 def shl(b: Builder, x: Val, count: int) -> Val:
     return Val(b.pure(f"shl {x.type} {x.text}, {const(count, x.dtype, x.lanes).text}"), x.dtype, x.lanes)
 

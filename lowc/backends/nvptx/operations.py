@@ -18,6 +18,7 @@ from lowc.backends.llvm.rows import (
     reinterpret,
     round_to_bf16,
     shift,
+    tf32,
     widen_bf16,
 )
 from lowc.backends.llvm.types import scalar
@@ -183,6 +184,7 @@ FUNCTIONS: dict[str, Row] = {
     "ceil": _unary("ceil"),
     "trunc": _unary("trunc"),
     "round": _unary("roundeven"),
+    "tf32": tf32,
     "fmod": fmod,
     "shl": shift("shl"),
     "shr": shift("shr"),

@@ -31,6 +31,7 @@ from lowc.ir import tiles
 from lowc.ir.index import constant
 from lowc.ir.nodes import SERIAL, Alloc, Buffer, Expr, For, If, Kernel, Let, Load, Stmt
 from lowc.ir.tiles import GROUP, Pipeline
+from lowc.ir.types import f32
 from lowc.ir.walk import exprs, parts, statements
 
 ALIGNMENT = 1024  # of tiles: the pattern of the swizzle repeats there
@@ -255,7 +256,9 @@ def ring(t: Thread, kernel: Kernel, loop: For) -> Ring:
             raise CodegenError(f"what fills {each.tile.name} is no box of a buffer")
         width = box.buffer.dtype.bytes
         strides = tuple([n * width for n in box.strides[1:]])
-        maps.append(TensorMap(position[id(box.buffer)], box.buffer.dtype.name, box.offset * width, box.sizes, strides, box.box))
+        # as f32 the bits that are not multiplied would be cut off (measured on an H200); so the engine rounds to nearest
+        kind = "tf32" if box.buffer.dtype == f32 else box.buffer.dtype.name
+        maps.append(TensorMap(position[id(box.buffer)], kind, box.offset * width, box.sizes, strides, box.box))
         t.aligned.add(box.buffer.name)
     groups = (constant(found.product.loop.axis.extent) or 0) // GROUP
     t.b.module.globals[SHARED] = f"{SHARED} = external addrspace(3) global [0 x i8], align {ALIGNMENT}"

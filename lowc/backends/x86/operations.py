@@ -21,6 +21,7 @@ from lowc.backends.llvm.rows import (
     round_to_bf16,
     shift,
     shl,
+    tf32,
     widen_bf16,
 )
 from lowc.backends.llvm.types import scalar, vector
@@ -328,6 +329,7 @@ _FUNCTIONS: dict[str, Row] = {
     "ceil": _unary_intrinsic("ceil", "round"),
     "trunc": _unary_intrinsic("trunc", "round"),
     "round": _unary_intrinsic("roundeven", "round"),
+    "tf32": tf32,
     "shl": shift("shl"),
     "shr": shift("shr"),
     "floordiv": integer_division("floordiv", _quotient),

@@ -6,41 +6,45 @@ import numpy as np
 import pytest
 
 from lowc.ir.index import evaluate
-from lowc.ir.nodes import For, Kernel, Launch, Module
+from lowc.ir.interp import run_kernel
+from lowc.ir.nodes import Kernel, Launch, Module
 from lowc.ir.numeric import from_storage, to_storage
 from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
-from lowc.ir.walk import statements
-from lowc.scheduler.divide_rows import divide_rows
 from lowc.scheduler.slice_depth import slice_depth
-from tests.scheduler.products import TARGET, product, result, scheduled
+from tests.scheduler.products import TARGET, product, scheduled
 
 pytest.importorskip("llvmlite")
 from lowc.backends.nvptx import ring  # noqa: E402
 from lowc.backends.nvptx.module import emit_module  # noqa: E402
 from tests.backends.nvptx.tile_simulator import Machine, simulate  # noqa: E402
 
-ALONE = {"groups": 1, "stages": 3, "blocks": 2}
-TEAMS = {"groups": 1, "teams": 2, "stages": 3, "blocks": 1}
+ALONE: dict[str, Any] = {"groups": 1, "stages": 3, "blocks": 2}
+TEAMS: dict[str, Any] = {"groups": 1, "teams": 2, "stages": 3, "blocks": 1}
 
 
-def differs(kernel: Kernel, sizes: dict[str, int] | None = None, **changed: Any) -> int:
-    """In how many elements the emitted code's results are not those of ``kernel``."""
+def differs(
+    kernel: Kernel, sizes: dict[str, int] | None = None, values: dict[str, Any] | None = None, **changed: Any
+) -> int:
+    """In how many elements the emitted code's results are not those of ``kernel``, of whole numbers or ``values``."""
     done, sizes = scheduled(kernel, **changed), sizes or {}
     text, entries = emit_module(
         Module("MACHINE", done.sizes, (*done.params, *done.sizes), (), (), (Launch(done, done.params),)), TARGET
     )
     generator = np.random.default_rng(0)
-    memory: dict[str, Any] = {}
+    memory: dict[str, Any] = {n: v.copy() for n, v in (values or {}).items()}
     for param in kernel.params:
         count = max(0, evaluate(param.shape[0], sizes))
-        memory[param.name] = to_storage(generator.integers(-2, 3, count).astype(np.float32), param.dtype)
+        made = to_storage(generator.integers(-2, 3, count).astype(np.float32), param.dtype)
+        memory.setdefault(param.name, made)
     outs = [p for p in kernel.params if p.name in ("out", "turned")]
     for out in outs:
         memory[out.name][:] = to_storage(np.array([np.nan], np.float32), out.dtype)[0]
+    given = {n: v.copy() for n, v in memory.items()}
     simulate(text, done, entries[done.name], memory, sizes)
     found = np.concatenate([from_storage(memory[out.name], out.dtype) for out in outs])
-    expected = result(kernel, sizes)
+    run_kernel(kernel, given, sizes)
+    expected = np.concatenate([from_storage(given[out.name], out.dtype) for out in outs])
     return int(((found != expected) & ~(np.isnan(found) & np.isnan(expected))).sum())  # NaN is what nobody is to write
 
 
@@ -118,18 +122,20 @@ def test_slices_of_the_depth(shape: tuple[int, int, int], form: str) -> None:
     assert differs(sums.kernel, tile=(64, 64), **TEAMS) == 0
 
 
-@pytest.mark.parametrize("form", ["nt", "tn"])
-def test_rows_from_somewhere_on(form: str) -> None:
-    """What the second of two launches does of a product: maps of tensors that begin within the buffers."""
-    kernel = product(136, 72, 72, form, dtype="f16")
-    first, second = divide_rows(Launch(kernel, kernel.params), 64)
-    for step, rows in ((first, 64), (second, 72)):
-        done = scheduled(step.kernel, tile=(64, 64), **ALONE)
-        assert [s.kind.key for s in statements(done.body) if isinstance(s, For)].count("tma") == 3
-        assert differs(step.kernel, tile=(64, 64), **ALONE) == 0
-        assert int((~np.isnan(result(step.kernel, {}))).sum()) == rows * 72
-
-
 def test_tf32() -> None:
     assert differs(product(72, 136, 72, "nt", dtype="f32"), tile=(64, 64), **ALONE) == 0
     assert differs(product(136, 72, 84, "nt", dtype="f32", batch=2), tile=(128, 64), **TEAMS) == 0
+
+
+def test_tf32_is_rounded_on_the_way() -> None:
+    """Ties, too; one product in each sum, by 1."""
+    kernel = product(64, 40, 40, "nt", dtype="f32")
+    generator = np.random.default_rng(0)
+    x = generator.integers(0x3F000000, 0x40000000, 64 * 40, np.uint32)
+    x[::2] = x[::2] & 0xFFFFE000 | 0x1000
+    values = {"x": x.view(np.float32), "y": np.eye(40, dtype=np.float32).ravel(), "bias": np.zeros(40, np.float32)}
+    assert differs(kernel, values=values, tile=(64, 64), **ALONE) == 0
+    nearest = (x.astype(np.int64) + 0xFFF + (x >> 13 & 1)) >> 13 << 13
+    memory = {n: v.copy() for n, v in values.items()} | {"out": np.zeros(64 * 40, np.float32)}
+    run_kernel(kernel, memory, {})
+    np.testing.assert_array_equal(memory["out"], nearest.astype(np.uint32).view(np.float32))

@@ -17,6 +17,7 @@ from lowc.artifact import Entry, TensorMap
 from lowc.backends.llvm import toolchain
 from lowc.ir.index import evaluate
 from lowc.ir.nodes import Kernel
+from lowc.ir.ops import OPS
 from lowc.ir.types import DTYPES
 from tests.backends.nvptx.relay_simulator import Products, started
 
@@ -170,7 +171,7 @@ class Machine(Products):
     def places(self, number: int, starts: tuple[int, ...]) -> tuple[Any, Any, Any]:
         """Of a box: the tensor's elements, where each of the box's is among them, and whether it is inside."""
         map_, sizes = self.maps[number], self.sizes
-        width = DTYPES[map_.dtype].bytes
+        width = 4 if map_.dtype == "tf32" else DTYPES[map_.dtype].bytes
         grid = np.meshgrid(*[np.arange(n) + s for n, s in zip(reversed(map_.box), reversed(starts), strict=True)], indexing="ij")
         extents = [evaluate(n, sizes) for n in map_.sizes]
         strides = [width, *(evaluate(n, sizes) for n in map_.strides)]
@@ -193,6 +194,8 @@ class Machine(Products):
 
         def copy() -> int:
             values = np.where(inside, data.view(f"u{data.itemsize}")[place], 0).astype(f"u{data.itemsize}")
+            if self.maps[number].dtype == "tf32":
+                values = OPS["tf32"].numpy(values.view(np.float32)).view(np.uint32)
             self.shared[lines] = values.view(np.uint8).reshape(lines.shape)
             return lines.size
 
