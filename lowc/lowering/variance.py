@@ -20,7 +20,7 @@ from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import ONE, ZERO, Index, constant
 from lowc.ir.nodes import Const, Expr
-from lowc.ir.types import DType, compute_dtype
+from lowc.ir.types import DType, compute_dtype, f64
 from lowc.lowering.builder import Builder, Operand, Row
 from lowc.lowering.reduce import Dims, only_floats, reduced_dims, total
 from lowc.lowering.scalars import cast, like, op, select
@@ -30,8 +30,8 @@ from lowc.lowering.values import Value, contiguous_strides, loop_order, product
 LEAST_PART = 64
 
 
-def _only(result: Callable[[Expr], Expr]) -> Callable[..., Value]:
-    """The op that gives ``result(variance)`` alone."""
+def _only(result: Callable[[Expr], Expr], wide: bool) -> Callable[..., Value]:
+    """The op that gives ``result(variance)`` alone; ``wide``: computed in f64 on CPUs."""
 
     def lower(
         b: Builder,
@@ -42,13 +42,16 @@ def _only(result: Callable[[Expr], Expr]) -> Callable[..., Value]:
         correction: Operand | None = None,
         keepdim: bool = False,
     ) -> Value:
-        return _moments(b, [out], self, dim, correction, lambda variance, _: [result(variance)])[0]
+        acc = f64 if wide and not b.choose_parts else compute_dtype(self.dtype)
+        return _moments(b, [out], self, dim, correction, lambda variance, _: [result(variance)], acc)[0]
 
     return lower
 
 
-var = _only(lambda variance: variance)
-std = _only(lambda variance: op("sqrt", variance))
+var = _only(lambda variance: variance, False)
+# Squares of elements below 1e-19 are no normal f32, and of those above 1e19 none at all, where deviations are: ATen's kernel for
+# CPUs has f64, too.
+std = _only(lambda variance: op("sqrt", variance), True)
 
 
 def var_mean(
@@ -63,7 +66,8 @@ def var_mean(
     metas = [m for m in outs if isinstance(m, TensorMeta)]
     if len(metas) != 2:
         raise NotLowered("one result is unused")
-    return _moments(b, metas, self, dim, correction, lambda variance, mean: [variance, mean])
+    acc = compute_dtype(self.dtype)
+    return _moments(b, metas, self, dim, correction, lambda variance, mean: [variance, mean], acc)
 
 
 def _moments(
@@ -73,17 +77,17 @@ def _moments(
     dim: Dims,
     correction: Operand | None,
     results: Callable[[Expr, Expr], Sequence[Expr]],
+    acc: DType,
 ) -> tuple[Value, ...]:
-    """``results(variance, mean)`` over ``dim``."""
+    """``results(variance, mean)`` over ``dim``, computed in ``acc``."""
     only_floats(self, "variance")
     dims = reduced_dims(self, dim)
     correction = 1 if correction is None else correction
-    acc = compute_dtype(self.dtype)
     parts = _parts(self, dims)
     if not parts:
 
         def row(r: Row) -> Sequence[Expr]:
-            mean, spread, rest = _mean_spread_and_rest(r)
+            mean, spread, rest = _mean_spread_and_rest(r, acc)
             spread = _about_the_mean(spread, rest, cast(b.index(r.count), acc))
             return results(op("div", spread, _freedom(b, r.count, correction, acc)), mean)
 
@@ -95,7 +99,7 @@ def _moments(
     shape = tuple(ONE if d in parts else n for d, n in enumerate(self.shape))
     steps = dict(zip(order, contiguous_strides(tuple(shape[d] for d in order)), strict=True))
     meta = TensorMeta(acc, shape, tuple(steps[d] for d in range(len(shape))), ZERO, outs[0].device)
-    means, spreads, rests = b.reduce([meta, meta, meta], self, parts, _mean_spread_and_rest)
+    means, spreads, rests = b.reduce([meta, meta, meta], self, parts, lambda r: _mean_spread_and_rest(r, acc))
     size = product(tuple([self.shape[d] for d in parts]))
 
     def combined(r: Row) -> Sequence[Expr]:
@@ -132,9 +136,9 @@ def _parts(self: Value, dims: Sequence[int]) -> list[int]:
     return sorted(inner) if inner and (least >= LEAST_PART or not known) else []
 
 
-def _mean(r: Row) -> Expr:
+def _mean(r: Row, acc: DType) -> Expr:
     b = r.builder
-    return b.let(op("div", total(r, r.source.dtype), cast(b.index(r.count), compute_dtype(r.source.dtype))))
+    return b.let(op("div", total(r, acc), cast(b.index(r.count), acc)))
 
 
 def _about_the_mean(spread: Expr, rest: Expr, count: Expr) -> Expr:
@@ -145,9 +149,9 @@ def _about_the_mean(spread: Expr, rest: Expr, count: Expr) -> Expr:
     return select(op("lt", spread, like(math.inf, spread)), exact, spread)
 
 
-def _mean_spread_and_rest(r: Row) -> tuple[Expr, Expr, Expr]:
-    """The mean of the row, and the sums of the squared and of the plain distances from it."""
-    b, mean = r.builder, _mean(r)
+def _mean_spread_and_rest(r: Row, acc: DType) -> tuple[Expr, Expr, Expr]:
+    """The mean of the row, and the sums of the squared and of the plain distances from it, in ``acc``."""
+    b, mean = r.builder, _mean(r, acc)
     spread, rest = b.acc("add", mean.dtype), b.acc("add", mean.dtype)
     with r.loops() as coords:
         distance = b.let(op("sub", cast(b.load(r.source, coords), mean.dtype), mean))

@@ -350,3 +350,11 @@ def test_lerp_of_scalars_by_a_wider_weight() -> None:
     for x, y in ((start, end), (start.bfloat16(), end.bfloat16())):
         assert torch.equal(compiled(torch.lerp)(x, y, weight), torch.lerp(x, y, weight))
         assert torch.equal(compiled(torch.lerp)(x, y, weight.float()), torch.lerp(x, y, weight.float()))
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-40, 1e25])
+@pytest.mark.parametrize("shape, dims", [((16, 33), [1]), ((16, 33), [0]), ((3, 4, 70), [0, 2])])
+def test_deviations_whose_squares_are_no_floats(scale: float, shape: tuple[int, ...], dims: list[int]) -> None:
+    x = torch.randn(shape, dtype=torch.float64).mul(scale).float()
+    ours = compiled(torch.std)(x, dims, correction=1)
+    torch.testing.assert_close(ours.double() / scale, x.double().std(dims) / scale, rtol=1e-4 if scale == 1e-40 else 1e-6, atol=0)
