@@ -171,7 +171,7 @@ def elu_backward(
     is_result: bool,
     self_or_result: Value,
 ) -> Value:
-    """NaN has a NaN gradient, as in ATen's vector code (its scalar code passes the gradient on)."""
+    """NaN has a NaN gradient, as in ATen's vector code for a CPU (its scalar code, and that for a GPU, pass the gradient on)."""
 
     def formula(g: Expr, x: Expr) -> Expr:
         bend = op("mul", b.number(alpha, x.dtype), b.number(scale, x.dtype))
@@ -180,7 +180,10 @@ def elu_backward(
             negative = op("mul", steep, op("add", x, bend))
         else:
             negative = op("mul", op("mul", steep, bend), op("exp", op("mul", x, b.number(input_scale, x.dtype))))
-        return select(op("gt", x, like(0.0, x)), op("mul", g, b.number(scale, x.dtype)), negative)
+        positive = op("mul", g, b.number(scale, x.dtype))
+        if b.gpu:
+            return select(op("le", x, like(0.0, x)), negative, positive)
+        return select(op("gt", x, like(0.0, x)), positive, negative)
 
     return _float(b, out, formula, grad_output, self_or_result)
 

@@ -25,13 +25,24 @@ def hardswish_backward(g: Tensor, x: Tensor) -> Tensor:
     return aten.hardswish_backward.default(g, x)
 
 
+def elu_backward(g: Tensor, x: Tensor) -> Tensor:
+    return aten.elu_backward.default(g, 1.5, 1.0, 1.0, False, x)
+
+
+def elu_backward_of_result(g: Tensor, y: Tensor) -> Tensor:
+    return aten.elu_backward.default(g, 1.5, 1.0, 1.0, True, y)
+
+
+PASSED_ON = (hardtanh_backward, hardswish_backward, elu_backward, elu_backward_of_result)
+
+
 def lowered(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
     return run(lower(on_gpu(trace(function, args))), list(args))[0]
 
 
-@pytest.mark.parametrize("function", [hardtanh_backward, hardswish_backward])
+@pytest.mark.parametrize("function", PASSED_ON)
 def test_the_gradient_of_nan_is_passed_on(function: Callable[..., Tensor]) -> None:
-    """ActivationHardtanhKernel.cu and ActivationHardswishKernel.cu ask where the gradient is cut, which NaN is not."""
+    """Activation{Hardtanh,Hardswish,Elu}Kernel.cu ask where the gradient is cut or bent, which at NaN it is not."""
     expected = torch.where(X.isnan(), G, function(G, X.nan_to_num(0.0, INF, -INF)))
     torch.testing.assert_close(lowered(function, G, X), expected, rtol=1e-6, atol=0)
 
@@ -49,7 +60,7 @@ def test_nan_among_distances(p: float) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_as_eager_there() -> None:
     x, g = X.cuda(), G.cuda()
-    for function in (hardtanh_backward, hardswish_backward):
+    for function in PASSED_ON:
         ours = torch.compile(function, backend="lowc", options={"strict_errors": True})(g, x)
         torch.testing.assert_close(ours, function(g, x), rtol=1e-6, atol=0, equal_nan=True)
     for p in (0.0, 1.0, 2.0, 3.0, INF):
