@@ -152,6 +152,8 @@ def rms_norm(
     out = x * rstd
     if weight is not None:
         out = out * weight
+    if _format_of(input) == torch.contiguous_format:  # whatever strides the input has
+        out, rstd = out.contiguous(), rstd.contiguous()
     return out.to(input.dtype), rstd
 
 
@@ -176,9 +178,14 @@ def batch_norm_functional(
     statistics = _statistics_dtype(input, weight, bias, running_mean)
     if not training:
         assert running_mean is not None and running_var is not None
-        out = _normalised(input, widen(running_mean), torch.rsqrt(widen(running_var) + eps), weight, bias)
-        none = torch.empty((0,), dtype=statistics, device=input.device)
-        return out, none, none.clone(), running_mean.clone(), running_var.clone()
+        rstd = torch.rsqrt(widen(running_var) + eps)
+        out = _normalised(input, widen(running_mean), rstd, weight, bias)
+        if input.device.type == "cpu":
+            none = torch.empty((0,), dtype=statistics, device=input.device)
+            kept = none, none.clone()
+        else:  # ATen's kernels for GPUs hand out what they divide by
+            kept = running_mean.to(statistics, copy=True), rstd.to(statistics)
+        return out, *kept, running_mean.clone(), running_var.clone()
     x = widen(input)
     variance, mean = torch.var_mean(x, _all_but_channels(input), correction=0)
     rstd = torch.rsqrt(variance + eps)

@@ -229,9 +229,9 @@ def _recombine(total: dict[Monomial, int]) -> Index:
 
 
 def floordiv(a: Index, b: Index) -> Index:
-    """``a // b`` rounding down; ``b`` must be positive."""
+    """``a // b`` rounding down; ``b`` is positive, or the size of what is empty: 0 is taken for 1, as where code is emitted."""
     divisor = constant(b)
-    if divisor == 1:
+    if divisor in (0, 1):
         return a
     value = constant(a)
     if divisor is not None and value is not None:
@@ -260,9 +260,9 @@ def _floordiv_rest(rest: Index, b: Index, divisor: int | None) -> Index:
 
 
 def mod(a: Index, b: Index) -> Index:
-    """``a - b * (a // b)``: 0 .. b-1; ``b`` must be positive."""
+    """``a - b * (a // b)``: 0 .. b-1; ``b`` as in ``floordiv``."""
     divisor = constant(b)
-    if divisor == 1:
+    if divisor in (0, 1):
         return ZERO
     value = constant(a)
     if divisor is not None and value is not None:

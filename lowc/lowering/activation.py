@@ -1,6 +1,7 @@
 """Activation functions and their derivatives, each rounding once at its end, and softmax where it arrives whole.
 
-Formulas are those of ATen's CPU kernels (``ATen/native/cpu/Activation.cpp``), but for gelu's with tanh, which cancel there.
+Formulas are those of ATen's CPU kernels (``ATen/native/cpu/Activation.cpp``), but for gelu's with tanh, which cancel there, and
+on a GPU where those of ``ATen/native/cuda/Activation*Kernel.cu`` treat NaN in another way.
 """
 
 from collections.abc import Sequence
@@ -170,7 +171,7 @@ def elu_backward(
     is_result: bool,
     self_or_result: Value,
 ) -> Value:
-    """NaN has a NaN gradient, as in ATen's vector code (its scalar code passes the gradient on)."""
+    """NaN has a NaN gradient, as in ATen's vector code for a CPU (its scalar code, and that for a GPU, pass the gradient on)."""
 
     def formula(g: Expr, x: Expr) -> Expr:
         bend = op("mul", b.number(alpha, x.dtype), b.number(scale, x.dtype))
@@ -179,7 +180,10 @@ def elu_backward(
             negative = op("mul", steep, op("add", x, bend))
         else:
             negative = op("mul", op("mul", steep, bend), op("exp", op("mul", x, b.number(input_scale, x.dtype))))
-        return select(op("gt", x, like(0.0, x)), op("mul", g, b.number(scale, x.dtype)), negative)
+        positive = op("mul", g, b.number(scale, x.dtype))
+        if b.gpu:
+            return select(op("le", x, like(0.0, x)), negative, positive)
+        return select(op("gt", x, like(0.0, x)), positive, negative)
 
     return _float(b, out, formula, grad_output, self_or_result)
 
@@ -192,8 +196,10 @@ def hardtanh_backward(
     b: Builder, out: TensorMeta, grad_output: Value, self: Value, min_val: Operand, max_val: Operand
 ) -> Value:
     def formula(g: Expr, x: Expr) -> Expr:
-        inside = op("and", op("gt", x, b.number(min_val, x.dtype)), op("lt", x, b.number(max_val, x.dtype)))
-        return select(inside, g, like(0.0, g))
+        low, high = b.number(min_val, x.dtype), b.number(max_val, x.dtype)
+        if b.gpu:  # NaN lets the gradient pass
+            return select(op("or", op("le", x, low), op("ge", x, high)), like(0.0, g), g)
+        return select(op("and", op("gt", x, low), op("lt", x, high)), g, like(0.0, g))
 
     return _float(b, out, formula, grad_output, self)
 
@@ -213,7 +219,8 @@ def hardswish(b: Builder, out: TensorMeta, self: Value) -> Value:
 def hardswish_backward(b: Builder, out: TensorMeta, grad_output: Value, self: Value) -> Value:
     def formula(g: Expr, x: Expr) -> Expr:
         slope = op("mul", g, op("add", op("div", x, like(3.0, x)), like(0.5, x)))
-        inner = select(op("ge", x, like(3.0, x)), g, slope)
+        three = like(3.0, x)
+        inner = select(op("lt", x, three), slope, g) if b.gpu else select(op("ge", x, three), g, slope)  # differ in NaN
         return select(op("le", x, like(-3.0, x)), like(0.0, x), inner)
 
     return _float(b, out, formula, grad_output, self)

@@ -204,6 +204,11 @@ class Builder:
     # ------------------------------------------------------------ nests
 
     @property
+    def gpu(self) -> bool:
+        """Whether eager's kernels are those for a GPU, which treat NaN in other ways than those for a CPU."""
+        return self.atomic
+
+    @property
     def nest(self) -> Nest:
         assert self._nest is not None, "no kernel is open"
         return self._nest

@@ -1,6 +1,6 @@
 """Distances between all pairs of rows (cdist), and sums of powers: ``(sum |x|^p)^(1/p)`` for any order p.
 
-Formulas are those of ``ATen/native/cpu/DistanceOpsKernel.cpp``.
+Formulas are those of ``ATen/native/cpu/DistanceOpsKernel.cpp``, and of ``ATen/native/cuda/DistanceKernel.cu`` for NaN on a GPU.
 """
 
 from lowc.errors import NotLowered
@@ -10,7 +10,7 @@ from lowc.ir.nodes import Expr
 from lowc.ir.types import compute_dtype
 from lowc.lowering.builder import Builder
 from lowc.lowering.reduce import only_floats
-from lowc.lowering.scalars import cast, like, op, select
+from lowc.lowering.scalars import cast, is_nan, like, op, select
 from lowc.lowering.values import Coords, Value, loop_order
 from lowc.lowering.views import expanded
 
@@ -49,7 +49,10 @@ def cdist(b: Builder, out: TensorMeta, x1: Value, x2: Value, p: float, compute_m
         with b.loop(x1.shape[-1], "k") as k:
             left, right = (cast(b.load(x, (*outer, r, k)), wide) for x, r in ((x1, c[-2]), (x2, c[-1])))
             distance = b.let(op("abs", op("sub", left, right)))
-            b.update(acc, reducer, power(distance, p))
+            term = power(distance, p)
+            if b.gpu and p in (0.0, INF):  # NaN is a distance, and none larger than others
+                term = select(is_nan(distance), like(1.0 if p == 0.0 else 0.0, distance), term)
+            b.update(acc, reducer, term)
         total = acc[0]
         if reducer == "max":
             total = op("max", total, like(0.0, total))  # of no elements

@@ -139,6 +139,26 @@ def test_batch_norm_of_mixed_dtypes() -> None:
 
 
 @DTYPES
+def test_batch_norm_in_inference_hands_out_statistics_on_gpus(dtype: torch.dtype) -> None:
+    """ATen's kernels for a CPU return nothing in their place; "meta" stands for any other device."""
+    x, w = torch.randn(4, 3, 5, dtype=dtype, device="meta"), torch.randn(3, dtype=dtype, device="meta")
+    wide = torch.float32 if dtype == torch.bfloat16 else dtype
+    for op in (aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default):
+        training = (False,) if op is aten._native_batch_norm_legit_functional.default else ()
+        _, mean, rstd, *_ = decompositions()[op](x, w, w, w, w, *training, 0.1, 1e-5)
+        assert [(t.shape, t.dtype) for t in (mean, rstd)] == [((3,), wide)] * 2
+
+
+def test_rms_norm_is_contiguous() -> None:
+    x = torch.randn(2, 5, 4, 6)
+    for given in (x, x.permute(3, 1, 0, 2), x[:, :, ::2], x.contiguous(memory_format=torch.channels_last)):
+        ours, theirs = decompositions()[aten._fused_rms_norm.default], aten._fused_rms_norm.default
+        for a, b in zip(ours(given, given.shape[2:], None, None), theirs(given, given.shape[2:], None, None), strict=True):
+            assert a.stride() == b.stride()
+            torch.testing.assert_close(a, b)
+
+
+@DTYPES
 def test_rms_norm(dtype: torch.dtype) -> None:
     x, w = torch.randn(7, 33).to(dtype), torch.randn(33).to(dtype)
     ours, _ = decompositions()[aten._fused_rms_norm.default](x, [33], w, 1e-6)

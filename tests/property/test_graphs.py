@@ -334,3 +334,20 @@ def test_the_sign_of_a_zero_is_eagers_or_that_of_float64() -> None:
     assert excess(eager, eager, exact, [exact], False, 2.0**-23).tolist() == [False, False, False]
     assert excess(exact.float(), eager, exact, [exact], False, 2.0**-23).tolist() == [False, False, False]
     assert excess(-eager, eager, exact, [exact], False, 2.0**-23).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "text, ordered",
+    [
+        ("torch.scatter(x0, 0, x1, x2)", True),
+        ("torch.index_copy(x0, -1, x1, x2)", True),
+        ("torch.index_put(x0, (x1,), x2, accumulate=False)", True),
+        ("torch.index_put(x0, (x1,), x2, accumulate=True)", False),
+        ("torch.scatter_add(x0, 0, x1, x2)", False),
+        ("torch.index_add(x0, 0, x1, x2)", False),
+        ("torch.index_select(x0, 0, x1)", False),
+    ],
+)
+def test_writes_whose_order_is_open_on_a_gpu(text: str, ordered: bool) -> None:
+    program = Program(0, (), (Line(f"v0 = {text}", "v0", ("x0", "x1", "x2")),), ("v0",))
+    assert judging.is_ordered(program) == ordered

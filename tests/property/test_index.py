@@ -336,6 +336,8 @@ def test_division_by_nothing_does_not_trap() -> None:
     index = floordiv(ix(D), ix(S)) + mod(ix(D), ix(S)) * 3
     assert isinstance(evaluate(index, {"s": 0, "d": 5}), int)
     assert evaluate(index, {"s": 2, "d": 5}) == 2 + 3
+    for size in (ix(D), ix(7)):  # as where the size is known only then
+        assert (floordiv(size, ix(0)), mod(size, ix(0))) == (size, ix(0))
 
 
 def test_bounds_of_a_quotient_by_what_may_be_nothing() -> None:

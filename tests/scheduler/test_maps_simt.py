@@ -85,3 +85,30 @@ def test_half_of_a_cat_is_computed_where_it_is_written() -> None:
     x = np.random.default_rng(0).standard_normal((3000, 64)).astype(np.float32)
     (found,) = run_module(module, [x])
     assert np.array_equal(found, np.concatenate([x[:, :32] * 2 - x[:, 32:], x[:, 32:]], 1))
+
+
+@pytest.mark.parametrize("sizes", [(3, 0, 3), (0, 3, 3), (3, 3, 0), (0, 0, 3), (300, 0, 400)])
+def test_maps_of_nothing(sizes: tuple[int, int, int]) -> None:
+    """Loops of which an inner one is empty, behind what is computed for each row, become one as any others do."""
+    i, j, k = sizes
+    text = f"""
+module @LOOPS() {{
+  input x: f32[{j}, {k}, 4]
+  temp out: f32[{j}, {k}, {i}]
+  launch k(x, out)
+  return out
+}}
+kernel k(x: f32[{j}, {k}, 4], out: f32[{j}, {k}, {i}]) {{
+  for i in {i} {{
+    v = f32(idx(i)) * 1.5
+    for j in {j} {{
+      for k in {k} {{
+        p = check_index(i64(v), 4, true)
+        out[j, k, i] = x[j, k, p]
+      }}
+    }}
+  }}
+}}
+"""
+    (found,) = run_module(scheduled(text), [np.zeros((j, k, 4), np.float32)])
+    assert found.shape == (j, k, i)

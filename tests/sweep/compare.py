@@ -2,7 +2,7 @@
 values within the OpInfo's tolerance of eager, or no further from float64 than twice eager's own distance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -33,17 +33,19 @@ def difference(
     *,
     values: bool = True,
     forward: int | None = None,
+    undefined: Collection[int] = (),
 ) -> str | None:
     """What is wrong with ``ours``, or None.  ``exact``: the results on float64 inputs, if there are any.
 
-    ``values``: compare these, too (not what is left uninitialised).  From result number ``forward`` on they are gradients, whose
-    strides are what AOTAutograd makes them (docs/limits.md) and where signs of zeros depend on how formulas are arranged.
+    ``values``: compare these, too (not what is left uninitialised), but of the results in ``undefined``.  From result
+    number ``forward`` on they are gradients, whose strides are what AOTAutograd makes them (docs/limits.md) and where signs of
+    zeros depend on how formulas are arranged.
     """
     if len(ours) != len(eager):
         return f"{len(ours)} results, not {len(eager)}"
     for number, (a, b) in enumerate(zip(ours, eager, strict=True)):
         c = exact[number] if exact is not None and len(exact) == len(eager) else None
-        found = _one(a, b, c, op, values, forward is not None and number >= forward)
+        found = _one(a, b, c, op, values and number not in undefined, forward is not None and number >= forward)
         if found is not None:
             return f"result {number}: {found}"
     return None

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 class Known(NamedTuple):
     """``ops``: patterns of names as in op_db, separated by spaces; ``detail``: a part of the message; ``variant``: of the samples
-    in this layout, or with these values, alone."""
+    in this layout, or with these values, alone; ``device``: there alone."""
 
     ops: str
     detail: str
     reason: str
     variant: str = ""
+    device: str = ""
 
 
 KNOWN = (
@@ -73,13 +74,40 @@ KNOWN = (
     Known("kron", "tolerances", "a sum of 200 terms that cancel to a hundredth of their size"),
     Known("_chunk_cat nn.functional.pdist linalg.eig*", "exit status", "eager itself ends the process"),
     Known("native_batch_norm _native_batch_norm_legit", "exit status -8", "eager itself divides by a count of 0"),
+    Known(
+        "nn.functional.avg_pool2d",
+        "result 2",
+        "eager's kernel for channels_last (avg_pool2d_backward_out_cuda_frame_nhwc) leaves the padding out of where windows are",
+        "channels_last",
+        "cuda",
+    ),
+    Known(
+        "nn.functional.relu nn.functional.relu6",
+        "sign of",
+        "of -0.0 and the limit 0.0 eager keeps the limit in torch 2.11; later sources of TensorCompare.cu keep -0.0, as on a CPU",
+        device="cuda",
+    ),
+    Known(
+        "_softmax_backward_data",
+        "sign of",
+        "(grad - sum) * output, as on a CPU, where eager has grad * output - output * sum",
+        device="cuda",
+    ),
+    Known(
+        "native_batch_norm _native_batch_norm_legit",
+        "strides",
+        "ATen's own kernels keep a permutation, cuDNN's result is contiguous; AOTAutograd traces one op for both",
+        "transposed",
+        "cuda",
+    ),
+    Known("lu_solve", "values", "pivots of a larger matrix: eager reads and writes rows that are not there", "single", "cuda"),
 )
 
 
-def why_known(op: str, variant: str, detail: str) -> str | None:
+def why_known(op: str, variant: str, detail: str, device: str = "cpu") -> str | None:
     """The reason for a difference, or None if it is not known."""
     for known in KNOWN:
-        if known.variant not in ("", variant) or known.detail not in detail:
+        if known.variant not in ("", variant) or known.device not in ("", device.split(":")[0]) or known.detail not in detail:
             continue
         if any(fnmatchcase(op, pattern) for pattern in known.ops.split()):
             return known.reason

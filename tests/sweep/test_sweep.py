@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("expecttest")  # torch's own samples need it
 
 from tests.sweep import report  # noqa: E402
+from tests.sweep.breaking import breaking  # noqa: E402
 from tests.sweep.compare import difference  # noqa: E402
 from tests.sweep.known import why_known  # noqa: E402
 from tests.sweep.samples import VARIANTS, cases, entries  # noqa: E402
@@ -142,3 +143,21 @@ def test_a_worker_goes_on_behind_what_was_tried() -> None:
     said: list[tuple[Any, ...]] = list(static_messages(task, 0))
     assert [m[0] for m in said] == ["try", "result"] * (len(said) // 2)
     assert list(static_messages(task, 1)) == said[2:]
+
+
+def test_a_broken_worker_is_replaced_and_no_crash() -> None:
+    (record,) = sweep([Task("exp", "float32", False, 2, 0)], 1, 120.0, breaking)
+    assert record.statuses == {"skipped": 1, "lowered": 1} and record.failures == []
+
+
+def test_what_is_known_of_a_device_is_not_known_of_another() -> None:
+    name, detail = "nn.functional.avg_pool2d", "result 2: 243 of 243 values"
+    assert why_known(name, "channels_last", detail, "cuda:0") is not None
+    assert why_known(name, "channels_last", detail, "cpu") is why_known(name, "sliced", detail, "cuda") is None
+
+
+def test_what_is_left_for_gradients_is_not_compared() -> None:
+    op, x = entries()["add"], torch.zeros(2)
+    assert difference([x, x], [x, x + 1], None, op, undefined=range(1, 2)) is None
+    assert "values" in (difference([x, x], [x + 1, x], None, op, undefined=range(1, 2)) or "")
+    assert "float64" in (difference([x, x.double()], [x, x], None, op, undefined=range(1, 2)) or "")

@@ -21,7 +21,7 @@ from tests.sweep.known import why_known
 
 Messages = Callable[["Task", int], Iterator[tuple[Any, ...]]]
 """What a worker says about a task of which so many samples are left out: ("try", number, variant) before each sample, then
-("result", status, detail, calls of ATen, targets) once or more; or ("failed", why)."""
+("result", status, detail, calls of ATen, targets) once or more; or ("failed", why); or ("broken",): another has to go on."""
 
 MOST_MEMORY = 3 << 20  # KiB: a worker that has grown this far gives way to a new one
 MOST_FAILURES = 12  # of one kind are kept in full for a task
@@ -57,9 +57,10 @@ class Record:
     lowered: list[str] = field(default_factory=list)
     failures: list[tuple[int, str, str, str]] = field(default_factory=list)
     seconds: float = 0.0
+    device: str = "cpu"
 
     def add(self, number: int, variant: str, status: str, detail: str, externs: Sequence[str], targets: Sequence[str]) -> None:
-        if status in BAD and why_known(self.key.split("/")[0], variant, detail) is not None:
+        if status in BAD and why_known(self.key.split("/")[0], variant, detail, self.device) is not None:
             status = "known"
         self.statuses[status] += 1
         self.externs.update(externs)
@@ -107,7 +108,7 @@ class _Worker:
         other.close()
 
     def start(self, task: Task) -> None:
-        self.task, self.record, self.tried, self.sample = task, Record(task.key), 0, (0, "")
+        self.task, self.record, self.tried, self.sample = task, Record(task.key, device=task.device), 0, (0, "")
         self.began = self.heard = time.monotonic()
         self.pipe.send((task, 0))
 
@@ -125,6 +126,8 @@ class _Worker:
             self.tried += 1
         elif kind == "result":
             self.record.add(*self.sample, *rest)
+        elif kind == "broken":
+            return self._resume()
         elif kind == "failed":
             self.record.add(-1, "", "refused", *rest, (), ())
         else:
@@ -149,6 +152,10 @@ class _Worker:
         """Counts the sample in hand and has a new process go on behind it."""
         assert self.record is not None
         self.record.add(*self.sample, status, detail, (), ())
+        return self._resume()
+
+    def _resume(self) -> Record | None:
+        """Has a new process go on behind the sample in hand."""
         self.end()
         self._open()
         self.heard = time.monotonic()
@@ -212,4 +219,5 @@ def static_messages(task: Task, skip: int) -> Iterator[tuple[Any, ...]]:
         out = attempt(op, case, task.grad, task.check)
         yield "result", out.status, out.detail, [f"{t}: {why}" for t, why in out.externs], out.targets
         if task.device != "cpu" and "CUDA error" in out.detail:  # nothing runs in a process after a fault on a GPU
+            yield ("broken",)
             os._exit(1)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from lowc.backends.llvm.types import memory as memory_type
 from lowc.backends.llvm.values import Val, binary, const, select
 from lowc.backends.nvptx.atomics import add_four, atomic, combine
-from lowc.backends.nvptx.operations import AMPERE, apply, cast, narrow_pair
+from lowc.backends.nvptx.operations import AMPERE, cast, narrow_pair
 from lowc.backends.nvptx.thread import WORD, Memory, Number, Thread, Vals, flat, lanes_of, plus, total, varies
 from lowc.errors import CodegenError
 from lowc.ir.index import Index, constant, depends_on, ix, split
@@ -395,13 +395,7 @@ def _combine(t: Thread, buffer: Buffer, place: Index, n: int, value: Val, reduce
     if where.space:
         atomic(t, address(t, buffer, place, n), POINTER[where.space], value, reducer)
         return
-    _store_one(
-        t,
-        buffer,
-        place,
-        n,
-        apply(t.b, reducer, [_one(t, buffer, place, n), value], buffer.dtype, t.ops),
-    )
+    _store_one(t, buffer, place, n, combine(t, _one(t, buffer, place, n), value, reducer))
 
 
 # ---------------------------------------------------------------- checks

@@ -41,6 +41,25 @@ KERNELS: dict[str, str] = {
     }
   }
 }""",
+    "own_minima": """kernel own_minima(x: f32[510], out: bf16[1020], some: bool[510]) {
+  for b in 2 block {
+    for t in 255 thread(256) {
+      alloc s: bf16[2] @local
+      alloc e: bool[1] @local
+      s[0] = bf16(x[b*255 + t])
+      s[1] = bf16(x[b*255 + t])
+      e[0] = x[b*255 + t] > 0.0
+      for j in 3 {
+        s[0] min= bf16(x[b*170 + t + j])
+        s[1] add= bf16(x[b*170 + t + j])
+        e[0] min= x[b*170 + t + j] > 0.0
+      }
+      out[b*510 + t*2] = s[0]
+      out[b*510 + t*2 + 1] = s[1]
+      some[b*255 + t] = e[0]
+    }
+  }
+}""",
     "clamped_columns": """kernel clamped_columns(x: f32[1200], out: f32[40], low: f32[40], at: i64[40], all: bool[40]) {
   for b in 2 block {
     for t in 20 thread(32) {
@@ -600,6 +619,7 @@ for _name, _tolerance in (
     CASES[_name] = Case(KERNELS[_name], tolerance=_tolerance)
 # forty numbers of size one added up in bf16, in any order
 CASES["scatter_add"] = Case(KERNELS["scatter_add"], below={"at": 100}, tolerance=0.6)
+CASES["own_minima"] = Case(KERNELS["own_minima"], special=True)
 CASES["gather"] = Case(KERNELS["gather"], below={"at": 1000}, special=True)
 CASES["dynamic"] = Case(
     KERNELS["dynamic"], ({"n": 3, "m": 7}, {"n": 2, "m": 1000}, {"n": 1, "m": 259}), tolerance=1e-4
