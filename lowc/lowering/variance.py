@@ -42,7 +42,7 @@ def _only(result: Callable[[Expr], Expr], wide: bool) -> Callable[..., Value]:
         correction: Operand | None = None,
         keepdim: bool = False,
     ) -> Value:
-        acc = f64 if wide and not b.choose_parts else compute_dtype(self.dtype)
+        acc = f64 if wide and not b.gpu else compute_dtype(self.dtype)
         return _moments(b, [out], self, dim, correction, lambda variance, _: [result(variance)], acc)[0]
 
     return lower
