@@ -55,7 +55,8 @@ UNARY_EXACT: dict[str, tuple[Any, tuple[torch.dtype, ...]]] = {
 def test_unary_exact(name: str) -> None:
     function, dtypes = UNARY_EXACT[name]
     for seed, dtype in enumerate(dtypes):
-        check(function, data(SHAPE, dtype, seed))
+        # MKL's sqrt of f32, which torch calls, is not rounded to nearest on processors of AMD; lowc's is.
+        check(function, data(SHAPE, dtype, seed), ulps=0.51 if name == "sqrt" else None)
 
 
 MATHS = (
