@@ -18,6 +18,7 @@ from lowc.dynamo import lowc_backend
 from lowc.frontend import made
 from lowc.lowering.asked import UNDECIDED
 from lowc.options import parse
+from lowc.scheduler import pipeline
 
 TUNED = parse("max-autotune", {"strict_errors": True})
 
@@ -110,6 +111,58 @@ def test_what_must_not_run_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(compiled(torch.mm, autotune_budget_s=0)(x, w), x @ w)
     assert torch.equal(compiled(torch.add)(x, x), x + x)
     assert (raced.calls, len(calls)) == (0, 1)
+
+
+def test_ops_inside_of_others_must_not_run_either() -> None:
+    """A custom op that writes is called by one of torch's higher-order ops."""
+    calls = list[int]()
+
+    @torch.library.custom_op("lowc_tests::put", mutates_args=("y",))
+    def put(x: Tensor, y: Tensor) -> None:
+        calls.append(1)
+        y.add_(x)
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = torch.ones(40, 40)
+        put(x @ w, y)
+        return y + 1
+
+    x, w = torch.randn(40, 24), torch.randn(24, 40)
+    assert torch.equal(compiled(f)(x, w), x @ w + 1 + 1)
+    assert len(calls) == 1
+
+
+def test_assertions_about_data_must_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU one that fails, as it may on made inputs, leaves a process that can do nothing more there."""
+    raced = Raced(monkeypatch, 0.5)
+
+    def f(x: Tensor, w: Tensor, n: Tensor) -> Tensor:
+        torch._assert_async(n.sum() == 3, "three")
+        return x @ w
+
+    x, w = torch.randn(40, 24), torch.randn(24, 40)
+    assert torch.equal(compiled(f)(x, w, torch.ones(3)), x @ w)
+    assert raced.calls == 0
+
+
+def test_no_room_for_made_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(made, "inputs_for", full)
+    x, w = torch.randn(40, 24), torch.randn(24, 40)
+    assert torch.equal(compiled(torch.mm)(x, w), x @ w)
+
+
+def test_a_bug_found_while_measuring_is_no_worse_than_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph is ATen's, with a warning, as in the default mode."""
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(pipeline, "run", broken)
+    x, w = torch.randn(40, 24), torch.randn(24, 40)
+    assert torch.equal(compiled(lambda x, w: (x @ w).sin(), strict_errors=False)(x, w), (x @ w).sin())
 
 
 def test_a_choice_that_cannot_be_compiled_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
