@@ -188,6 +188,14 @@ def test_the_cache_keeps_what_was_decided(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert keys.chosen(TUNED) != keys.chosen(parse(None, {"strict_errors": True}))
 
 
+def test_more_time_is_not_met_with_what_less_had_decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    raced = Raced(monkeypatch, 0.5)
+    x, w = torch.randn(40, 24), torch.randn(24, 40)
+    for budget, calls in ((0, 0), (30, 1), (30, 1)):
+        compiled(torch.mm, cache=True, cache_dir=str(tmp_path), autotune_budget_s=budget)(x, w)
+        assert raced.calls == calls
+
+
 def test_times_are_compared() -> None:
     """Calls that sleep, on inputs as the graph has them."""
     import time
