@@ -30,6 +30,7 @@ from lowc.frontend.dtypes import dtype_of
 from lowc.frontend.outside import is_object
 from lowc.frontend.shapes import index_of, symbols_of
 from lowc.frontend.source import user_line
+from lowc.frontend.unread import attribute
 from lowc.ir.graph import Graph, GraphArg, Input, Meta, Node, Ref, TensorMeta
 from lowc.ir.index import Symbol, ix
 
@@ -135,9 +136,7 @@ def _output(value: Any) -> GraphArg:
 
 
 def _constant(gm: fx.GraphModule, node: fx.Node, constants: dict[str, torch.Tensor], env: _Env) -> None:
-    value: Any = gm
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
+    value = attribute(gm, node)
     if isinstance(value, fx.GraphModule):
         env[node] = None  # the op that takes it is refused by its name
         return
