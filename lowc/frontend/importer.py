@@ -101,7 +101,7 @@ def _symbolic_values(gm: fx.GraphModule) -> list[Any]:
             if isinstance(each, torch.Tensor):
                 if each._has_symbolic_sizes_strides:
                     out.append(each)
-            elif isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool):
+            elif isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) and not is_object(each):
                 out.append(each)
     return out
 
@@ -114,15 +114,15 @@ def _input(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> Input:
     if isinstance(value, torch.Tensor):
         env[node] = Ref(node.name)
         return Input(node.name, _tensor_meta(value, symbols))
+    if is_object(value):
+        env[node] = Held(node.name, type(value).__name__)
+        return Input(node.name, None)
     if isinstance(value, int | torch.SymInt | torch.SymBool):
         env[node] = index_of(value, symbols)
         return Input(node.name, env[node])
     if isinstance(value, torch.SymFloat):
         env[node] = floats.Float(Ref(node.name))
         return Input(node.name, floats.SCALAR)
-    if is_object(value):
-        env[node] = Held(node.name, type(value).__name__)
-        return Input(node.name, None)
     if value is None or not node.users:  # torch.export has written down what a float or a string was
         env[node] = None
         return Input(node.name, None)
