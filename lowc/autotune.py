@@ -16,7 +16,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from lowc import compiler
@@ -54,10 +54,20 @@ def decide(graph: Graph, constants: Sequence[Any], options: Options) -> Decided:
     """What measuring gives, within ``options.autotune_budget_s`` seconds (one compilation may go beyond); nothing where that
     fails, for whatever reason: whoever compiles the graph next says so, if it is one of the graph's."""
     try:
-        return _measured(graph, constants, options)
+        with _unseen(device_of(graph)):
+            return _measured(graph, constants, options)
     except Exception as error:
         log.info("nothing of graph %s is measured: %s: %s", graph.name, type(error).__name__, error)
         return Decided()
+
+
+def _unseen(device: str) -> AbstractContextManager[None]:
+    """In which checks of made inputs that fail on ``device``, a GPU, which is told late, are not told to the user's next call."""
+    if not device.startswith("cuda"):
+        return nullcontext()
+    from lowc.runtime.cuda.device import unreported
+
+    return unreported()
 
 
 def _measured(graph: Graph, constants: Sequence[Any], options: Options) -> Decided:
