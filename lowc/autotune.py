@@ -8,14 +8,15 @@ first, until the budget of seconds is spent; each decision stands on those befor
 graph that is found there is not measured again.
 
 Nothing is measured, and all is as in the default mode, where sizes are known only when called, where made inputs find no room
-beside the user's, and where running the graph could be seen from outside: graphs with collectives, with assertions about data on
-a GPU, which made inputs may not stand, or with ops that are not torch's own, also inside of another.
+beside the user's, and where running the graph could be seen from outside: graphs with collectives, with ops that are not torch's
+own, also inside of another, or with assertions about data or computed indices, which made inputs may not stand, where ATen checks
+them on a GPU.
 """
 
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -34,6 +35,10 @@ log = logging.getLogger("lowc")
 
 TORCHS_AND_OURS = ("aten.", "prims.", "lowc.")
 SEEN = ("aten._assert_async.", wrapped.TARGET)  # a failure on a GPU is the end of the process's context; calls ops of anybody's
+AS_THEY_ARE = (  # ops whose results have the elements of what they take
+    "aten.view.", "aten.unsqueeze.", "aten.squeeze.", "aten.expand.", "aten.permute.", "aten.slice.", "aten.select.",
+    "aten.clone.", "aten._to_copy.",
+)  # fmt: skip
 GAIN = 1.02  # what the present choice must take of the other's time, at least, for that to be taken
 
 
@@ -134,6 +139,8 @@ def _kinds(graph: Graph, options: Options, target: Target) -> list[Kind]:
     either = theirs - ours
     users = _users(graph)
     metas: dict[str, tuple[Any, ...]] = {i.name: (i.meta,) for i in graph.inputs} | {n.name: n.outputs for n in graph.nodes}
+    if target.kind == "nvptx" and _places_computed(graph, metas, theirs):
+        return []
     alike: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if node.name in either:
@@ -146,6 +153,20 @@ def _kinds(graph: Graph, options: Options, target: Target) -> list[Kind]:
         for nodes in alike.values()
     ]
     return sorted(found, key=lambda kind: -kind.size)
+
+
+def _places_computed(graph: Graph, metas: Mapping[str, tuple[Any, ...]], called: Collection[str]) -> bool:
+    """Whether ATen, in a node of ``called``, is given integers that others compute: of made inputs these may be no places in a
+    table, and ATen's check of that on a GPU is the end of the process's context."""
+    computed: set[str] = set()
+    for node in graph.nodes:
+        taken = {ref.name for ref in _refs((node.args, tuple(value for _, value in node.kwargs)))}
+        if node.name in called:
+            if any(isinstance(m, TensorMeta) and m.dtype.kind in "iu" for name in taken & computed for m in metas[name]):
+                return True
+        elif not node.target.startswith(AS_THEY_ARE) or taken & computed:
+            computed.add(node.name)
+    return False
 
 
 def _externs(module: Module) -> set[str]:

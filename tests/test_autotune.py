@@ -146,6 +146,20 @@ def test_assertions_about_data_must_not_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert raced.calls == 0
 
 
+@pytest.mark.parametrize(("start", "measured"), [(0, True), (1, False)])
+def test_indices_that_are_computed_are_not_for_aten_on_a_gpu(start: int, measured: bool) -> None:
+    """Of made inputs they may be out of range, which ends what the process has there; those that are given are 0."""
+
+    def f(x: Tensor, w: Tensor, at: Tensor) -> Tensor:
+        return torch.ops.aten.renorm(x @ w, 2, 0, 1.0).take((at - start if start else at).unsqueeze(0))
+
+    x, w, at = torch.randn(40, 24), torch.randn(24, 40), torch.ones(3, dtype=torch.int64)
+    (graph,) = compile_all(f, (x, w, at), parse(None, {}), backward=False).graphs
+    metas = {i.name: (i.meta,) for i in graph.graph.inputs} | {n.name: n.outputs for n in graph.graph.nodes}
+    (take,) = [n.name for n in graph.graph.nodes if n.target.startswith(("aten.take.", "aten.index."))]
+    assert autotune._places_computed(graph.graph, metas, {take}) != measured
+
+
 def test_no_room_for_made_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("out of memory")
