@@ -7,19 +7,21 @@ with a kernel of lowc's own counts.  Nodes of one kind (op, types, who uses them
 first, until the budget of seconds is spent; each decision stands on those before it.  The result is what the cache keeps: a
 graph that is found there is not measured again.
 
-Nothing is measured, and all is as in the default mode, where sizes are known only when called and where running the graph could
-be seen from outside: graphs with collectives, or with ops that are not torch's own.
+Nothing is measured, and all is as in the default mode, where sizes are known only when called, where made inputs find no room
+beside the user's, and where running the graph could be seen from outside: graphs with collectives, with ops that are not torch's
+own, also inside of another, or with assertions about data or computed indices, which made inputs may not stand, where ATen checks
+them on a GPU.
 """
 
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from lowc import compiler
-from lowc.errors import LowcError
+from lowc.frontend import wrapped
 from lowc.ir import arithmetic
 from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of
 from lowc.ir.index import constant
@@ -31,6 +33,12 @@ from lowc.trace import Trace
 
 log = logging.getLogger("lowc")
 
+TORCHS_AND_OURS = ("aten.", "prims.", "lowc.")
+SEEN = ("aten._assert_async.", wrapped.TARGET)  # a failure on a GPU is the end of the process's context; calls ops of anybody's
+AS_THEY_ARE = (  # ops whose results have the elements of what they take
+    "aten.view.", "aten.unsqueeze.", "aten.squeeze.", "aten.expand.", "aten.permute.", "aten.slice.", "aten.select.",
+    "aten.clone.", "aten._to_copy.",
+)  # fmt: skip
 GAIN = 1.02  # what the present choice must take of the other's time, at least, for that to be taken
 
 
@@ -48,7 +56,26 @@ def compile_tuned(graph: Graph, constants: Sequence[Any], options: Options, trac
 
 
 def decide(graph: Graph, constants: Sequence[Any], options: Options) -> Decided:
-    """What measuring gives, within ``options.autotune_budget_s`` seconds (one compilation may go beyond)."""
+    """What measuring gives, within ``options.autotune_budget_s`` seconds (one compilation may go beyond); nothing where that
+    fails, for whatever reason: whoever compiles the graph next says so, if it is one of the graph's."""
+    try:
+        with _unseen(device_of(graph)):
+            return _measured(graph, constants, options)
+    except Exception as error:
+        log.info("nothing of graph %s is measured: %s: %s", graph.name, type(error).__name__, error)
+        return Decided()
+
+
+def _unseen(device: str) -> AbstractContextManager[None]:
+    """In which checks of made inputs that fail on ``device``, a GPU, which is told late, are not told to the user's next call."""
+    if not device.startswith("cuda"):
+        return nullcontext()
+    from lowc.runtime.cuda.device import unreported
+
+    return unreported()
+
+
+def _measured(graph: Graph, constants: Sequence[Any], options: Options) -> Decided:
     target = _target(graph, options)
     kinds = _kinds(graph, options, target) if target is not None and _can_run(graph) else []
     if not kinds:
@@ -61,10 +88,8 @@ def decide(graph: Graph, constants: Sequence[Any], options: Options) -> Decided:
     quiet = options._replace(time=False, dump="", strict_errors=True)
     asked = compiler.asked(_all(options, "own"), target)
     until = time.monotonic() + options.autotune_budget_s
-    try:
-        best = compiler.compile_graph(graph, constants, quiet)
-    except LowcError:  # a kernel has no code, and a part of the graph is ATen's: that is not what would be timed
-        return Decided()
+    # Raises where a kernel has no code: a part of the graph is ATen's then, and that is not what would be timed.
+    best = compiler.compile_graph(graph, constants, quiet)
     taken = Decided(asked)
     with _progress(graph.name, len(kinds)) as advance:
         for number, kind in enumerate(kinds):
@@ -114,6 +139,8 @@ def _kinds(graph: Graph, options: Options, target: Target) -> list[Kind]:
     either = theirs - ours
     users = _users(graph)
     metas: dict[str, tuple[Any, ...]] = {i.name: (i.meta,) for i in graph.inputs} | {n.name: n.outputs for n in graph.nodes}
+    if target.kind == "nvptx" and _places_computed(graph, metas, theirs):
+        return []
     alike: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if node.name in either:
@@ -126,6 +153,20 @@ def _kinds(graph: Graph, options: Options, target: Target) -> list[Kind]:
         for nodes in alike.values()
     ]
     return sorted(found, key=lambda kind: -kind.size)
+
+
+def _places_computed(graph: Graph, metas: Mapping[str, tuple[Any, ...]], called: Collection[str]) -> bool:
+    """Whether ATen, in a node of ``called``, is given integers that others compute: of made inputs these may be no places in a
+    table, and ATen's check of that on a GPU is the end of the process's context."""
+    computed: set[str] = set()
+    for node in graph.nodes:
+        taken = {ref.name for ref in _refs((node.args, tuple(value for _, value in node.kwargs)))}
+        if node.name in called:
+            if any(isinstance(m, TensorMeta) and m.dtype.kind in "iu" for name in taken & computed for m in metas[name]):
+                return True
+        elif not node.target.startswith(AS_THEY_ARE) or taken & computed:
+            computed.add(node.name)
+    return False
 
 
 def _externs(module: Module) -> set[str]:
@@ -164,7 +205,7 @@ def _size(metas: dict[str, tuple[Any, ...]], node: Node) -> int:
 
 def _can_run(graph: Graph) -> bool:
     """Whether running it cannot be seen from outside."""
-    return all(node.target.startswith(("aten.", "prims.", "lowc.", "lowc::")) for node in graph.nodes)
+    return all(n.target.startswith(TORCHS_AND_OURS) and not n.target.startswith(SEEN) for n in graph.nodes)
 
 
 def _target(graph: Graph, options: Options) -> Target | None:

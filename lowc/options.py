@@ -1,7 +1,7 @@
 """Every option and environment variable: one row each, typed, saying whether it changes generated code.
 
 Without effect today: mode "reduce-overhead" on a CPU (it is accepted, since other backends have it).
-The cache's keys have every option whose ``Row.code`` is true, and no other.
+The cache's keys have every option whose ``Row.code`` is true, ``autotune_budget_s`` in modes that measure, and no other.
 """
 
 import os

@@ -33,8 +33,9 @@ def graph_key(base: str, graph: str, options: Options, devices: Sequence[str], t
 
 
 def chosen(options: Options) -> str:
-    """The options that change generated code."""
-    tuned = f"tuned = {is_tuned(options)}\n"
+    """The options that change generated code, and for how long it was measured what does."""
+    # What is left undecided for want of time is measured by whoever gives more.
+    tuned = f"tuned for {options.autotune_budget_s} s\n" if is_tuned(options) else ""
     return tuned + "\n".join(f"{row.name} = {getattr(options, row.name)!r}" for row in ROWS if row.code)
 
 

@@ -30,6 +30,7 @@ from lowc.frontend.dtypes import dtype_of
 from lowc.frontend.outside import is_object
 from lowc.frontend.shapes import index_of, symbols_of
 from lowc.frontend.source import user_line
+from lowc.frontend.unread import attribute
 from lowc.ir.graph import Graph, GraphArg, Input, Meta, Node, Ref, TensorMeta
 from lowc.ir.index import Symbol, ix
 
@@ -100,7 +101,7 @@ def _symbolic_values(gm: fx.GraphModule) -> list[Any]:
             if isinstance(each, torch.Tensor):
                 if each._has_symbolic_sizes_strides:
                     out.append(each)
-            elif isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool):
+            elif isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) and not is_object(each):
                 out.append(each)
     return out
 
@@ -113,15 +114,15 @@ def _input(node: fx.Node, symbols: Mapping[Any, Symbol], env: _Env) -> Input:
     if isinstance(value, torch.Tensor):
         env[node] = Ref(node.name)
         return Input(node.name, _tensor_meta(value, symbols))
+    if is_object(value):
+        env[node] = Held(node.name, type(value).__name__)
+        return Input(node.name, None)
     if isinstance(value, int | torch.SymInt | torch.SymBool):
         env[node] = index_of(value, symbols)
         return Input(node.name, env[node])
     if isinstance(value, torch.SymFloat):
         env[node] = floats.Float(Ref(node.name))
         return Input(node.name, floats.SCALAR)
-    if is_object(value):
-        env[node] = Held(node.name, type(value).__name__)
-        return Input(node.name, None)
     if value is None or not node.users:  # torch.export has written down what a float or a string was
         env[node] = None
         return Input(node.name, None)
@@ -135,9 +136,7 @@ def _output(value: Any) -> GraphArg:
 
 
 def _constant(gm: fx.GraphModule, node: fx.Node, constants: dict[str, torch.Tensor], env: _Env) -> None:
-    value: Any = gm
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
+    value = attribute(gm, node)
     if isinstance(value, fx.GraphModule):
         env[node] = None  # the op that takes it is refused by its name
         return

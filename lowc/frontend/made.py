@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowc.frontend.dtypes import TORCH_DTYPES
 from lowc.ir.graph import Graph, TensorMeta
-from lowc.ir.index import Index, constant
+from lowc.ir.index import constant
 
 DTYPES = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 BLOCK = 2e-3  # seconds of one side's calls between two looks at the clock
@@ -33,7 +33,7 @@ def _made(graph: Graph, count: int) -> list[Tensor] | None:
     for each in graph.inputs[:count]:
         if not isinstance(each.meta, TensorMeta):
             return None
-        sizes = [_known(n) for n in (*each.meta.shape, *each.meta.strides, each.meta.offset)]
+        sizes = [constant(n) for n in (*each.meta.shape, *each.meta.strides, each.meta.offset)]
         if None in sizes:
             return None
         *sizes, offset = [n or 0 for n in sizes]
@@ -46,10 +46,6 @@ def _made(graph: Graph, count: int) -> list[Tensor] | None:
             storage = torch.zeros(max(room, 1), dtype=dtype)
         made.append(storage.to(each.meta.device).as_strided(shape, strides, offset))
     return made
-
-
-def _known(n: Index) -> int | None:
-    return constant(n)
 
 
 def ratio(first: Call, second: Call, inputs: Sequence[Tensor]) -> float:

@@ -1,7 +1,7 @@
 """What a graph takes and returns that is no tensor and no integer: Python's floats and truth values, and other objects.
 
 Inside, a float is a 0-d f64 tensor and a truth value an integer (see ``floats.py`` and ``shapes.py``).  An object (the device
-mesh of a DTensor) is nothing there: it can only be an input that is returned as it came.
+mesh of a DTensor, the ragged size of a nested tensor) is nothing there: it can only be an input that is returned as it came.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +11,14 @@ import torch
 from torch import fx
 from torch._library.fake_class_registry import FakeScriptObject
 
+from lowc.frontend.symbols import is_ragged
+
 Compiled = Callable[[list[Any]], Sequence[Any]]
 
 
 def is_object(value: Any) -> bool:
     """Whether the value of an input is an object that can pass through."""
-    return isinstance(value, FakeScriptObject | torch.ScriptObject)
+    return isinstance(value, FakeScriptObject | torch.ScriptObject) or is_ragged(value)
 
 
 def with_python_values(gm: fx.GraphModule, compiled: Compiled) -> Compiled:

@@ -21,6 +21,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from lowc.frontend.layouts import as_traced
+from lowc.frontend.unread import attribute
 from lowc.frontend.wrapped import WRAPPERS
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
@@ -67,7 +68,7 @@ def compile_pieces(gm: fx.GraphModule, compile_piece: Compile) -> Compiled:
 
 def _tensors(gm: fx.GraphModule) -> dict[str, torch.Tensor]:
     """The tensors that the module holds, by the name of the node that reads one."""
-    values = {node.name: _attribute(gm, node) for node in gm.graph.find_nodes(op="get_attr")}
+    values = {node.name: attribute(gm, node) for node in gm.graph.find_nodes(op="get_attr")}
     return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
@@ -148,12 +149,8 @@ def _sizes(gm: fx.GraphModule) -> list[fx.Node]:
 
 def _meta(gm: fx.GraphModule, node: fx.Node) -> dict[str, Any]:
     if node.op == "get_attr" and "val" not in node.meta:
-        return {**node.meta, "val": _attribute(gm, node)}
+        return {**node.meta, "val": attribute(gm, node)}
     return dict(node.meta)
-
-
-def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
-    return operator.attrgetter(str(node.target))(gm)
 
 
 def _call(
@@ -165,7 +162,7 @@ def _call(
     known: dict[fx.Node, Any] = {}
     for each in node.all_input_nodes:
         # A function, or a constant of another kind: how the arguments of a function that writes to them nest.
-        if each.op == "get_attr" and not isinstance(held := _attribute(gm, each), torch.Tensor):
+        if each.op == "get_attr" and not isinstance(held := attribute(gm, each), torch.Tensor):
             called = isinstance(held, fx.GraphModule) and target.name() in CALLED_WITH_TENSORS
             known[each] = function(held) if called else held
     sizes = _sizes(gm)

@@ -4,6 +4,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.singleton_int import SingletonInt
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -17,6 +18,13 @@ def numbers(value: Any) -> tuple[Any, ...]:
             else tuple(value.shape)
         )
     return (value,)
+
+
+def is_ragged(value: Any) -> bool:
+    """Whether ``value`` is the size of a nested tensor's ragged dimension: a symbol that stands for no number."""
+    return isinstance(value, torch.SymInt) and isinstance(
+        value.node.shape_env.backed_var_to_val.get(value.node.expr), SingletonInt
+    )
 
 
 def hint_of_symbol(symbol: sympy.Symbol, shape_env: Any) -> int | None:

@@ -67,7 +67,7 @@ def text_of(gm: fx.GraphModule, name: str) -> tuple[str, list[str]]:
 
 def constants_of(gm: fx.GraphModule) -> list[Tensor]:
     """The tensors that ``gm`` holds, in the order of the nodes that name them."""
-    held = [_attribute(gm, node) for node in gm.graph.find_nodes(op="get_attr")]
+    held = [attribute(gm, node) for node in gm.graph.find_nodes(op="get_attr")]
     return [value for value in held if isinstance(value, Tensor)]
 
 
@@ -131,7 +131,7 @@ class _Printer:
             if not node.users and not isinstance(value, (Tensor, int, *SYMBOLIC)):
                 value = None  # torch.export has written down what a float or a string was
             what = f"placeholder{self._alias(node, value)}"
-        elif op == "get_attr" and isinstance(held := _attribute(self._gm, node), Tensor):
+        elif op == "get_attr" and isinstance(held := attribute(self._gm, node), Tensor):
             what = f"tensor {self._value(held)}{self._alias(node, held)}"
         elif op == "output":
             return f"output({self._arg(node.args[0])})"
@@ -244,5 +244,6 @@ def _number(value: complex) -> str:
     return f"{type(value).__name__} {struct.pack('>dd', complex(value).real, complex(value).imag).hex()}"
 
 
-def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
+def attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
+    """What ``gm`` holds where ``node``, a ``get_attr``, says."""
     return operator.attrgetter(str(node.target))(gm)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from lowc.backends.llvm.types import memory as memory_type
 from lowc.backends.llvm.values import Val, binary, const, select
 from lowc.backends.nvptx.atomics import add_four, atomic, combine
-from lowc.backends.nvptx.operations import AMPERE, cast, narrow_pair
+from lowc.backends.nvptx.operations import AMPERE, FOUR_SUMS, cast, narrow_pair
 from lowc.backends.nvptx.thread import WORD, Memory, Number, Thread, Vals, flat, lanes_of, plus, total, varies
 from lowc.errors import CodegenError
 from lowc.ir.index import Index, constant, depends_on, ix, split
@@ -286,8 +286,8 @@ def store(
         else:
             count = inside if reducer else 1
     if reducer:
-        wide = t.beside and reducer == "add" and buffer.dtype.name == "f32" and where.space == 1 and mask is None and count > 1
-        if wide and _width(t, buffer, where, place) == count == WIDE // buffer.dtype.bytes:  # a kernel for 9.0
+        wide = t.beside and FOUR_SUMS in t.ops and reducer == "add" and buffer.dtype.name == "f32" and where.space == 1
+        if wide and mask is None and count > 1 and _width(t, buffer, where, place) == count == WIDE // buffer.dtype.bytes:
             t.aligned.add(buffer.name)
             add_four(t, address(t, buffer, place, 0), [lane(value, n) for n in range(count)])
             return

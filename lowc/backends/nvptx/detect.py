@@ -53,6 +53,11 @@ def default() -> Target:
     return target((9, 0), 132, 13000, 50 << 20)
 
 
+def adds_four(target: Target) -> bool:
+    """Whether one instruction adds four f32 to global memory: PTX 8.1, compute capability 9.0."""
+    return capability(target) >= 90 and int(target.features.removeprefix("+ptx")) >= 81
+
+
 def capability(target: Target) -> int:
     """The compute capability as one number: 90 for 9.0."""
     return int(target.cpu.removeprefix("sm_").rstrip("af"))

@@ -5,10 +5,10 @@ from math import prod
 from lowc.artifact import Entry, TensorMap
 from lowc.backends.llvm.builder import Builder, ModuleText
 from lowc.backends.nvptx import outlet, relay_across
-from lowc.backends.nvptx.detect import capability
+from lowc.backends.nvptx.detect import adds_four, capability
 from lowc.backends.nvptx.emit import Emitter
 from lowc.backends.nvptx.multiply import uniform
-from lowc.backends.nvptx.operations import AMPERE
+from lowc.backends.nvptx.operations import AMPERE, FOUR_SUMS
 from lowc.backends.nvptx.outlet import Outlets
 from lowc.backends.nvptx.plan import plan
 from lowc.backends.nvptx.relay import RelayRing, relay_ring
@@ -36,6 +36,7 @@ def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
     name = symbol(kernel.name)
     shape = plan(kernel)
     abilities = target.ops | ({AMPERE} if capability(target) >= 80 else frozenset[str]())
+    abilities |= {FOUR_SUMS} if adds_four(target) else frozenset[str]()
     rings = pipelines(kernel.body)
     beside = GROUP if rings else 0
     several = teams(kernel)

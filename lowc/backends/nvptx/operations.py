@@ -30,6 +30,8 @@ from lowc.ir.types import DType, f16, f32, f64, i32, i64
 MOVES = frozenset({"cast", "bitcast", "select"})
 AMPERE = "ampere"
 """In the abilities given to a row: max.NaN and conversions to bf16 are instructions (compute capability 8.0)."""
+FOUR_SUMS = "four sums"
+"""Likewise: ``detect.adds_four``."""
 
 
 def apply(b: Builder, name: str, args: list[Val], dtype: DType, ops: frozenset[str]) -> Val:

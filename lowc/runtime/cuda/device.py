@@ -1,7 +1,8 @@
 """A GPU as lowc sees it: facts, the primary context that torch uses too, the error word, spare lanes."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -85,11 +86,28 @@ def device(index: int, walker: int, make: Callable[..., Device] = Device) -> Dev
         return _devices[index]
 
 
+@contextmanager
+def unreported() -> Iterator[None]:
+    """What kernels report inside is forgotten; what others had reported before is not raised inside, but after.  Waits for all
+    devices that lowc has used, before and after."""
+    held = {each: each.word.put(0) for each in _settled()}
+    try:
+        yield
+    finally:
+        for each in _settled():
+            each.word.put(held.get(each, 0))
+
+
+def _settled(index: int | None = None) -> list[Device]:
+    """Device ``index`` (None: all that lowc has used), which has nothing left to do."""
+    with _lock:
+        found = [d for n, d in _devices.items() if index in (None, n)]
+    for each in found:
+        each.seam.synchronize()
+    return found
+
+
 def synchronize(index: int | None = None) -> None:
     """Waits for device ``index`` (None: all that lowc has used) and raises what its kernels have reported."""
-    with _lock:
-        chosen = [d for n, d in _devices.items() if index in (None, n)]
-    for each in chosen:
-        each.seam.synchronize()
-    for each in chosen:
+    for each in _settled(index):
         each.word.look()

@@ -49,8 +49,12 @@ class Word:
         self.value = ctypes.c_int64.from_address(host)
         self.device = device
 
+    def put(self, code: int) -> int:
+        """Has the word hold ``code``; what it held."""
+        held, self.value.value = self.value.value, code
+        return held
+
     def look(self) -> None:
         """Raises what has been reported since the last look; waits for nothing."""
         if self.value.value:
-            code, self.value.value = self.value.value, 0
-            raise late_failure(code)
+            raise late_failure(self.put(0))

@@ -68,6 +68,15 @@ def test_products_do_not_wait_for_what_is_loaded_for_the_next_turn(deep: int) ->
     assert stored < turn.index(log2e) and stored < turn.index("neg.f32")
 
 
+@pytest.mark.parametrize(("driver", "wide"), [(12000, False), (12010, True)])
+def test_drivers_that_do_not_know_additions_of_four_get_single_ones(driver: int, wide: bool) -> None:
+    target = nvptx.target((9, 0), 132, driver, 50 << 20)
+    kernel = by_tiles(gradients((16, 16, 4096, 4096, 64), "a", True, dtype="bf16"))
+    ptx = nvptx.compile_module(machine(kernel), target, Options()).code.decode()
+    assert ("red.relaxed.gpu.global.add.v4.f32" in ptx) == wide
+    assert f".version {8.1 if wide else 8.0}" in ptx
+
+
 def simulated(shape: Shape, sizes: dict[str, int] | None = None, causal: bool = False, dtype: str = "f16") -> None:
     """By the interpreter and by the simulator of the code."""
     kernel = by_tiles(gradients(shape, "a", causal, dtype=dtype))
