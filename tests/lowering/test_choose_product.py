@@ -26,10 +26,18 @@ def matrix(rows: int, columns: int, dtype: DType = f32, turned: bool = False) ->
 
 
 def chosen(
-    rows: int, columns: int, depth: int, dtype: DType = f32, *, along_depth: bool = True, made: bool = False, **options: str
+    rows: int,
+    columns: int,
+    depth: int,
+    dtype: DType = f32,
+    *,
+    along_depth: bool = True,
+    made: bool = False,
+    target: Target = AVX512,
+    **options: str,
 ) -> bool:
     x, y = matrix(rows, depth, dtype), matrix(depth, columns, dtype, turned=along_depth)
-    return own(x, y, Options(**options), AVX512, made)  # type: ignore[arg-type]
+    return own(x, y, Options(**options), target, made)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [2, 8, 64])
@@ -54,3 +62,15 @@ def test_what_was_not_measured_to_win_is_not() -> None:
     x, y = matrix(8, 2048), matrix(2048, 2048, turned=True)
     assert not own(x, y, Options(), replace(AVX512, vector_bits=256), False)
     assert not own(x, y, Options(), None, False)
+
+
+@pytest.mark.parametrize("along_depth", [False, True])
+def test_on_zen_all_but_small_ones_are(along_depth: bool) -> None:
+    zen = replace(AVX512, cpu="znver4")
+    assert chosen(512, 2304, 768, along_depth=along_depth, target=zen)
+    assert chosen(1, 4096, 4096, along_depth=along_depth, target=zen)
+    assert chosen(256, 10, 512, along_depth=along_depth, target=zen)
+    assert not chosen(64, 64, 64, along_depth=along_depth, target=zen)
+    assert not chosen(512, 2304, 768, bf16, along_depth=along_depth, target=zen)
+    assert not chosen(512, 2304, 768, along_depth=along_depth, target=zen, numerics="strict")
+    assert not chosen(512, 2304, 768, along_depth=along_depth, target=replace(zen, vector_bits=256))
