@@ -19,6 +19,7 @@ from lowc.frontend import made
 from lowc.lowering.asked import UNDECIDED
 from lowc.options import parse
 from lowc.scheduler import pipeline
+from tests.cache import graphs
 
 TUNED = parse("max-autotune", {"strict_errors": True})
 
@@ -158,6 +159,13 @@ def test_indices_that_are_computed_are_not_for_aten_on_a_gpu(start: int, measure
     metas = {i.name: (i.meta,) for i in graph.graph.inputs} | {n.name: n.outputs for n in graph.graph.nodes}
     (take,) = [n.name for n in graph.graph.nodes if n.target.startswith(("aten.take.", "aten.index."))]
     assert autotune._places_computed(graph.graph, metas, {take}) != measured
+
+
+def test_inputs_are_made_where_the_graph_has_them() -> None:
+    """Not on the user's default device."""
+    with torch.device("meta"):
+        made_ = made.inputs_for(graphs.chain(), 2)
+    assert made_ is not None and all(x.device.type == "cpu" and x.shape == (graphs.SIZE,) for x in made_)
 
 
 def test_no_room_for_made_inputs(monkeypatch: pytest.MonkeyPatch) -> None:

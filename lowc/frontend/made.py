@@ -28,7 +28,7 @@ def inputs_for(graph: Graph, count: int) -> list[Tensor] | None:
 
 
 def _made(graph: Graph, count: int) -> list[Tensor] | None:
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator("cpu").manual_seed(0)
     made: list[Tensor] = []
     for each in graph.inputs[:count]:
         if not isinstance(each.meta, TensorMeta):
@@ -41,9 +41,9 @@ def _made(graph: Graph, count: int) -> list[Tensor] | None:
         room = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         dtype = DTYPES[each.meta.dtype]
         if dtype.is_floating_point:
-            storage = torch.rand(max(room, 1), generator=draw).to(dtype)
+            storage = torch.rand(max(room, 1), generator=draw, device="cpu").to(dtype)
         else:
-            storage = torch.zeros(max(room, 1), dtype=dtype)
+            storage = torch.zeros(max(room, 1), dtype=dtype, device="cpu")
         made.append(storage.to(each.meta.device).as_strided(shape, strides, offset))
     return made
 
