@@ -39,8 +39,8 @@ FASTER = {
     ("cudnn", "result"): {
         (128, True): (1024, ANY), (64, True): (4096, ANY), (128, False): (4096, ANY), (64, False): (16384, ANY),
     },
-    ("cudnn", "sums"): {(128, True): (2048, 4096), (64, True): (4096, ANY)},
-    ("cudnn", "sums of gradients"): {(128, True): (2048, 4096), (64, True): (1024, ANY), (64, False): (1024, ANY)},
+    ("cudnn", "sums"): {(128, True): (1024, ANY), (64, True): (4096, ANY)},
+    ("cudnn", "sums of gradients"): EACH,
 }  # fmt: skip
 OTHERS = "a library's (lowc's own with option attention='own')"
 ROWS = 64  # of queries, for each 128 threads

@@ -60,9 +60,9 @@ def test_beside_flash_all_that_was_measured_is_lowcs_own(wanted: str) -> None:
 def test_gradients_beside_cudnn() -> None:
     """Where both passes are lowc's own, or the backward pass alone."""
     for sizes, causal, forward, backward in (
-        ((4, 16, 1024, 128), True, False, False), ((4, 16, 2048, 128), True, True, True), ((2, 16, 4096, 128), True, True, True),
-        ((4, 48, 8192, 128), True, False, False), ((2, 16, 4096, 128), False, False, False),
+        ((4, 16, 1024, 128), True, True, True), ((4, 48, 8192, 128), True, True, True), ((2, 16, 4096, 128), False, False, True),
         ((4, 16, 1024, 64), True, False, True), ((2, 16, 4096, 64), True, True, True), ((1, 16, 16384, 64), False, False, True),
+        ((4, 16, 1000, 128), True, False, False), ((1, 4, 2048, 64), True, False, False),
     ):  # fmt: skip
         found = [why(shape(*sizes), causal, wanted=wanted) == "" for wanted in ("sums", "sums of gradients")]
         assert found == [forward, backward], (sizes, causal)
