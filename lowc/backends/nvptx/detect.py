@@ -55,7 +55,8 @@ def default() -> Target:
 
 def adds_four(target: Target) -> bool:
     """Whether one instruction adds four f32 to global memory: PTX 8.1, compute capability 9.0."""
-    return capability(target) >= 90 and int(target.features.removeprefix("+ptx")) >= 81
+    version = target.features.removeprefix("+ptx")  # "" for a target that is for no driver
+    return capability(target) >= 90 and version.isdecimal() and int(version) >= 81
 
 
 def capability(target: Target) -> int:
