@@ -79,7 +79,17 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: complex | Tensor) -> T
     flat = x.unsqueeze(0) if x.dim() == 0 else x
     filling = value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
     places = [None] * (dim % flat.dim()) + [index.reshape(-1)]
-    return torch.ops.aten.index_put.default(flat, places, filling).reshape(x.shape)
+    return as_it_lies(torch.ops.aten.index_put.default(flat, places, filling).reshape(x.shape), x)
+
+
+def as_it_lies(made: Tensor, x: Tensor) -> Tensor:
+    """``made``, which is one like ``x``, with the strides of ``x`` where there is one element: ATen's results have these, fake
+    ones of many ops have not, and whether something counts as channels_last hangs on them."""
+    alone = [n == 1 for n in x.shape if type(n) is int]
+    if len(alone) < x.dim() or made.stride() == x.stride():
+        return made
+    same = all(a == b for a, b, one in zip(made.stride(), x.stride(), alone, strict=True) if not one)
+    return made.as_strided(made.shape, x.stride()) if same else made
 
 
 def take(self: Tensor, index: Tensor) -> Tensor:

@@ -358,3 +358,20 @@ def test_deviations_whose_squares_are_no_floats(scale: float, shape: tuple[int, 
     x = torch.randn(shape, dtype=torch.float64).mul(scale).float()
     ours = compiled(torch.std)(x, dims, correction=1)
     torch.testing.assert_close(ours.double() / scale, x.double().std(dims) / scale, rtol=1e-4 if scale == 1e-40 else 1e-6, atol=0)
+
+
+def test_strides_of_one_element_decide_what_is_channels_last() -> None:
+    """An image whose stride from one to the next is not that of channels_last, though there is no next one."""
+
+    def f(x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.index_fill(x, 0, places, 0)
+        return y, F.interpolate(y, scale_factor=2, mode="bilinear")
+
+    for strides in ((51, 1, 51, 3), (459, 1, 51, 3), (459, 153, 17, 1)):
+        x = torch.randn(459).as_strided((1, 3, 9, 17), strides)
+        for places in (torch.tensor([0]), torch.tensor([], dtype=torch.int64)):
+            for a, b in zip(compiled(f)(x, places), f(x, places), strict=True):
+                torch.testing.assert_close(a, b)
+                assert [s for n, s in zip(a.shape, a.stride(), strict=True) if n > 1] == [
+                    s for n, s in zip(b.shape, b.stride(), strict=True) if n > 1
+                ]
