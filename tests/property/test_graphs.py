@@ -351,3 +351,20 @@ def test_the_sign_of_a_zero_is_eagers_or_that_of_float64() -> None:
 def test_writes_whose_order_is_open_on_a_gpu(text: str, ordered: bool) -> None:
     program = Program(0, (), (Line(f"v0 = {text}", "v0", ("x0", "x1", "x2")),), ("v0",))
     assert judging.is_ordered(program) == ordered
+
+
+def test_gelu_with_tanh_far_below_0() -> None:
+    """lowc's is right to as many digits as the exponential of a rounded argument has, eager's is 0; but not anything is right."""
+    line = Line("v0 = F.gelu(x0, approximate='tanh')", "v0", ("x0",), "round")
+    made = program(line, outputs=("v0",), inputs=(Input("x0", "float32", (4,), (1,), 0, 4, "normal", 3),))
+    exact = torch.tensor([-7.5, -8.25, -6.0, -7.0], dtype=torch.float64)
+    x = exact.float()
+    right = (exact * torch.sigmoid(2 * (2 / torch.pi) ** 0.5 * (exact + 0.044715 * exact**3))).double()
+    eager, zero = torch.zeros(4), torch.zeros(4, dtype=torch.float64)
+    near = (right * (1 + 3e-6)).float()
+    assert not excess(near, eager, zero, [zero], False, 2.0**-23, [right, right]).any()
+    assert excess((right * 1.001).float(), eager, zero, [zero], False, 2.0**-23, [right, right]).all()
+    options = {"strict_errors": True, "cache": False}
+    ours = torch.compile(torch.nn.functional.gelu, backend="lowc", options=options)(x, approximate="tanh")
+    torch.testing.assert_close(ours.double(), right, rtol=1e-5, atol=0)
+    assert judge(made).status == "right"
