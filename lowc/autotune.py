@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from lowc import compiler
 from lowc.frontend import wrapped
 from lowc.ir import arithmetic
-from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of
+from lowc.ir.graph import Graph, Node, Ref, TensorMeta, device_of, refs, refs_of
 from lowc.ir.index import constant
 from lowc.ir.nodes import Extern, Module
 from lowc.lowering.asked import Decided
@@ -76,7 +76,7 @@ def _unseen(device: str) -> AbstractContextManager[None]:
 
 
 def _measured(graph: Graph, constants: Sequence[Any], options: Options) -> Decided:
-    target = _target(graph, options)
+    target = compiler.target_of(graph, options)
     kinds = _kinds(graph, options, target) if target is not None and _can_run(graph) else []
     if not kinds:
         return Decided()
@@ -144,7 +144,7 @@ def _kinds(graph: Graph, options: Options, target: Target) -> list[Kind]:
     alike: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if node.name in either:
-            types = [metas[r.name][r.number] for r in _refs(node.args)]
+            types = [metas[r.name][r.number] for r in refs(node.args)]
             rest = [a for a in node.args if not isinstance(a, Ref)]
             text = repr((node.target, types, rest, node.kwargs, sorted(users.get(node.name, ())), node.name in usual))
             alike.setdefault(text, []).append(node)
@@ -160,7 +160,7 @@ def _places_computed(graph: Graph, metas: Mapping[str, tuple[Any, ...]], called:
     table, and ATen's check of that on a GPU is the end of the process's context."""
     computed: set[str] = set()
     for node in graph.nodes:
-        taken = {ref.name for ref in _refs((node.args, tuple(value for _, value in node.kwargs)))}
+        taken = {ref.name for ref in refs_of(node)}
         if node.name in called:
             if any(isinstance(m, TensorMeta) and m.dtype.kind in "iu" for name in taken & computed for m in metas[name]):
                 return True
@@ -177,23 +177,15 @@ def _externs(module: Module) -> set[str]:
 def _users(graph: Graph) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in graph.nodes:
-        for ref in _refs((node.args, tuple(value for _, value in node.kwargs))):
+        for ref in refs_of(node):
             found.setdefault(ref.name, []).append(node.target)
     return found
-
-
-def _refs(arg: GraphArg) -> Iterator[Ref]:
-    if isinstance(arg, Ref):
-        yield arg
-    elif isinstance(arg, tuple):
-        for inner in arg:
-            yield from _refs(inner)
 
 
 def _size(metas: dict[str, tuple[Any, ...]], node: Node) -> int:
     """Bytes that it reads."""
     total = 0
-    for ref in _refs(node.args):
+    for ref in refs(node.args):
         meta = metas[ref.name][ref.number]
         if isinstance(meta, TensorMeta):
             bytes_ = meta.dtype.bytes
@@ -206,17 +198,6 @@ def _size(metas: dict[str, tuple[Any, ...]], node: Node) -> int:
 def _can_run(graph: Graph) -> bool:
     """Whether running it cannot be seen from outside."""
     return all(n.target.startswith(TORCHS_AND_OURS) and not n.target.startswith(SEEN) for n in graph.nodes)
-
-
-def _target(graph: Graph, options: Options) -> Target | None:
-    kind, _, index = device_of(graph).partition(":")
-    if kind == "cuda":
-        return compiler.gpu_target(int(index or 0))
-    if kind != "cpu" or options.isa == "interp":
-        return None
-    from lowc.backends import x86
-
-    return x86.detect(options)
 
 
 @contextmanager

@@ -164,21 +164,15 @@ def compile_artifact(
     """
     from lowc.scheduler import pipeline
 
-    kind, _, index = device_of(graph).partition(":")
-    if kind not in ("cpu", "cuda"):
-        raise Unsupported(f"tensors on device {kind}", hint="lowc compiles for cpu and cuda")
-    if kind == "cuda":
-        with trace.phase("target"):
-            gpu = gpu_target(int(index or 0))
-        module = _lowered(graph, options, trace, forbidden, gpu, decided)
-        return _compile_gpu(module, gpu, int(index or 0), with_stream(options, graph.name), trace)
-    if options.isa == "interp":
-        return _interpreted(_lowered(graph, options, trace, forbidden))
+    with trace.phase("target"):
+        target = target_of(graph, options)
+    module = _lowered(graph, options, trace, forbidden, target, decided)
+    if target is None:
+        return _interpreted(module)
+    if target.kind == "nvptx":
+        return _compile_gpu(module, target, _number(device_of(graph)), with_stream(options, graph.name), trace)
     from lowc.backends import x86
 
-    with trace.phase("target"):
-        target = x86.detect(options)
-    module = _lowered(graph, options, trace, forbidden, target, decided)
     with trace.phase("scheduler"):
         module = pipeline.run(module, target, options, trace)
     with trace.phase("backend"):
@@ -187,6 +181,27 @@ def compile_artifact(
         for extension, show in x86.stages(target, options).items():
             trace.dump("x86", lambda show=show: show(module), extension.removeprefix("."))
     return artifact, lambda made, constants: _bind_x86(made, constants, graph.name == "forward")
+
+
+def target_of(graph: Graph, options: Options) -> Target | None:
+    """For what ``graph`` is compiled; None for the interpreter.  Raises Unsupported for another device than a CPU or an NVIDIA
+    GPU, and what ``gpu_target`` raises."""
+    device = device_of(graph)
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise Unsupported(f"tensors on device {kind}", hint="lowc compiles for cpu and cuda")
+    if kind == "cuda":
+        return gpu_target(_number(device))
+    if options.isa == "interp":
+        return None
+    from lowc.backends import x86
+
+    return x86.detect(options)
+
+
+def _number(device: str) -> int:
+    """0 of "cuda" and "cuda:0"."""
+    return int(device.partition(":")[2] or 0)
 
 
 def lowered(

@@ -36,7 +36,7 @@ from lowc.frontend.importer import import_graph
 from lowc.frontend.numbers import as_tensors
 from lowc.frontend.random import replace_random_ops
 from lowc.frontend.unused import drop_unused
-from lowc.ir.graph import Graph, GraphArg, Input, Node, Ref, TensorMeta
+from lowc.ir.graph import Graph, GraphArg, Input, Node, Ref, TensorMeta, refs, refs_of
 from lowc.ir.index import Index, contiguous_strides, ix
 
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -230,8 +230,8 @@ def _sorted_inputs(
 ) -> tuple[list[Input], dict[str, torch.Tensor], dict[str, str]]:
     """The inputs of a call, the weights by their inputs' names, and the weights' names in the model."""
     by_name = {i.name: i for i in graph.inputs}
-    used = {ref.name for node in graph.nodes for ref in _refs((node.args, tuple(v for _, v in node.kwargs)))}
-    used |= {ref.name for ref in _refs(graph.outputs)}
+    used = {ref.name for node in graph.nodes for ref in refs_of(node)}
+    used |= {ref.name for ref in refs(graph.outputs)}
     given: list[Input] = []
     weights: dict[str, torch.Tensor] = {}
     targets: dict[str, str] = {}
@@ -328,9 +328,3 @@ def _named(names: list[str], returns: Any) -> tuple[str, ...]:
             if isinstance(number, int):
                 names[number] = key
     return tuple(names)
-
-
-def _refs(arg: Any) -> list[Ref]:
-    if isinstance(arg, Ref):
-        return [arg]
-    return [ref for inner in arg for ref in _refs(inner)] if isinstance(arg, tuple) else []

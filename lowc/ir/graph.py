@@ -8,6 +8,7 @@ A truth value on sizes is an Index that is 0 or 1.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lowc.ir.index import Index, Symbol
@@ -72,6 +73,20 @@ class Graph:
     outputs: tuple[GraphArg, ...]
     deterministic: bool = False
     tf32: bool = False
+
+
+def refs(arg: GraphArg) -> Iterator[Ref]:
+    """What ``arg`` refers to, also inside of tuples."""
+    if isinstance(arg, Ref):
+        yield arg
+    elif isinstance(arg, tuple):
+        for inner in arg:
+            yield from refs(inner)
+
+
+def refs_of(node: Node) -> Iterator[Ref]:
+    """What ``node`` is given."""
+    return refs((node.args, tuple([value for _, value in node.kwargs])))
 
 
 def device_of(graph: Graph) -> str:

@@ -5,11 +5,11 @@ An op that has no function, or whose function raises NotLowered, becomes a call 
 
 from collections.abc import Callable, Iterable
 from inspect import signature
-from typing import Any
+from typing import Any, ParamSpec
 
 from lowc.errors import LowcError, NotLowered, Unsupported
 from lowc.ir import arithmetic, collective
-from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of
+from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of, refs, refs_of
 from lowc.ir.index import Index, Symbol, atoms, constant, sole_atom
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
 from lowc.ir.types import f32
@@ -27,6 +27,7 @@ ROWS_AT_ONCE = frozenset({"aten._softmax.default", "aten._log_softmax.default"})
 ELEMENTWISE = (POINTWISE.keys() | ACTIVATION.keys()) - ROWS_AT_ONCE
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 Env = dict[str, tuple[Any, ...]]
+Told = ParamSpec("Told")
 
 
 def lower(
@@ -54,10 +55,15 @@ def lower(
     gpu = not device_of(graph).startswith("cpu")
     usual = Asked(options, library, attention, convolution)
 
+    def asked() -> Asked:
+        return decided.asked if builder.node in decided.own else usual
+
+    def unless_left(ask: Callable[Told, str]) -> Callable[Told, str]:
+        """``ask``, but for nodes that were measured to be ATen's."""
+        return lambda *told, **named: decided.left.get(builder.node) or ask(*told, **named)
+
     def whose(x: Value, y: Value) -> str:
-        options, library, *_ = _asked(decided, usual, builder.node)
-        if why := decided.left.get(builder.node):
-            return why
+        options, library, *_ = asked()
         if alone or (options is not None and options.matmul == "own" and not gpu):
             return ""
         if gpu:
@@ -75,33 +81,29 @@ def lower(
     def attends(q: Value, k: Value, v: Value, bias: Value | None, causal: bool, wanted: str, other: str) -> str:
         if alone:
             return ""
-        if why := decided.left.get(builder.node):
-            return why
-        asked = _asked(decided, usual, builder.node)
-        if asked.attention is None:
-            own = asked.options is not None and asked.options.attention == "own"
+        options, _, attention, _ = asked()
+        if attention is None:
+            own = options is not None and options.attention == "own"
             return "" if own else "a library's (lowc's own with option attention='own')"
         in_lines = all(lines_of(x) for x in (q, k, v))
-        return asked.attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted, other)
+        return attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted, other)
 
     def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, groups: Index) -> str:
         if alone and not gpu and (target is None or target.kind == "x86"):
             return ""
-        if why := decided.left.get(builder.node):
-            return why
-        asked = _asked(decided, usual, builder.node)
-        if asked.convolution is None:
+        *_, convolution = asked()
+        if convolution is None:
             return "a library's (lowc's own in artifacts)"
-        return asked.convolution(x.dtype, x.shape, w.shape, out, steps, groups, builder.followed)
+        return convolution(x.dtype, x.shape, w.shape, out, steps, groups, builder.followed)
 
     inputs: list[Buffer | Symbol | None] = []
     engine = gpu and not alone and library is not None
     builder = Builder(
-        taken, gpu, graph.deterministic, atomic=gpu, library=whose, alone=alone, engine=engine, attention=attends,
-        convolution=convolves, tf32=engine and graph.tf32,
+        taken, gpu, graph.deterministic, atomic=gpu, library=unless_left(whose), alone=alone, engine=engine,
+        attention=unless_left(attends), convolution=unless_left(convolves), tf32=engine and graph.tf32,
     )  # fmt: skip
-    builder.used = {(r.name, r.number) for n in graph.nodes for r in _refs((n.args, tuple(a for _, a in n.kwargs)))}
-    builder.used |= {(r.name, r.number) for r in _refs(graph.outputs)}
+    builder.used = {(r.name, r.number) for n in graph.nodes for r in refs_of(n)}
+    builder.used |= {(r.name, r.number) for r in refs(graph.outputs)}
     metas = [i.meta for i in graph.inputs]
     sizes = [n for m in metas for n in ((*m.shape, *m.strides) if isinstance(m, TensorMeta) else (m,) if m is not None else ())]
     builder.given = {a for size in sizes for a in atoms(size) if isinstance(a, Symbol)}
@@ -124,17 +126,13 @@ def lower(
     return Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
 
 
-def _asked(decided: Decided, usual: Asked, node: str) -> Asked:
-    return decided.asked if node in decided.own else usual
-
-
 def _followed(graph: Graph) -> set[str]:
     """The nodes of which nothing but a pointwise op makes use, perhaps through a view of another shape."""
     users: dict[str, list[Node]] = {}
     for node in graph.nodes:
-        for name in {r.name for r in _refs((node.args, tuple(a for _, a in node.kwargs)))}:
+        for name in {r.name for r in refs_of(node)}:
             users.setdefault(name, []).append(node)
-    returned = {r.name for r in _refs(graph.outputs)}
+    returned = {r.name for r in refs(graph.outputs)}
     found: set[str] = set()
     for node in reversed(graph.nodes):
         using = users.get(node.name, [])
@@ -217,18 +215,10 @@ def _check_devices(node: Node, devices: dict[str, str]) -> None:
     """Raises NotLowered unless everything the node touches is on the graph's device."""
     here = {m.device for m in node.outputs if isinstance(m, TensorMeta)}
     here.update(
-        devices[r.name] for r in _refs((node.args, tuple(a for _, a in node.kwargs))) if r.name in devices
+        devices[r.name] for r in refs_of(node) if r.name in devices
     )
     if here - {devices[""]}:
         raise NotLowered("touches " + " and ".join(sorted(here)) + f" in a graph on {devices['']}")
-
-
-def _refs(arg: object) -> Iterable[Ref]:
-    if isinstance(arg, Ref):
-        yield arg
-    elif isinstance(arg, tuple):
-        for inner in arg:
-            yield from _refs(inner)
 
 
 def _call(

@@ -173,8 +173,8 @@ def best(size: Size, processors: int) -> tuple[float, int]:
     """About how long products take at best, and in how many slices of their depth."""
     every = [(time, count) for time, count, _ in plans(size, processors)]
     whole = min(p for p in every if p[1] == 1)
-    divided = min((p for p in every if p[1] > 1), default=whole)
-    return divided if divided[0] < SAVED * whole[0] else whole
+    sliced = min((p for p in every if p[1] > 1), default=whole)
+    return sliced if sliced[0] < SAVED * whole[0] else whole
 
 
 def slices(found: Contraction, target: Target) -> int:

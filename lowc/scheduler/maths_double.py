@@ -6,9 +6,9 @@ from lowc.scheduler.maths_emit import Emit
 from lowc.scheduler.maths_exp import reduced_exp
 from lowc.scheduler.maths_log import split
 from lowc.scheduler.maths_pairs import Pair, fast_sum, product, quotient, ratio
+from lowc.scheduler.maths_wide import signed_power
 
 INF = float("inf")
-NAN = float("nan")
 
 
 def erf(e: Emit, x: Expr) -> Expr:
@@ -64,19 +64,7 @@ def pow(e: Emit, x: Expr, y: Expr) -> Expr:
     size = e.select(e.eq(magnitude, 0.0), e.select(falls, e.of(INF, x), e.mul(y, 0.0)), size)
     vanishes = e.bit_and(falls, e.eq(magnitude, INF))
     size = e.select(e.lt(magnitude, INF), size, e.select(vanishes, 0.0, e.mul(magnitude, y)))
-    # whatever the other is
-    size = e.let(e.select(e.bit_or(e.eq(y, 0.0), e.eq(x, 1.0)), e.of(1.0, x), size))
-    return _signed(e, x, y, size)
-
-
-def _signed(e: Emit, x: Expr, y: Expr, size: Expr) -> Expr:
-    """|x|**y with the sign of x**y; NaN for x < 0 and a y that is no integer."""
-    whole = e.let(e.eq(e.floor(y), y))
-    half = e.let(e.mul(y, 0.5))
-    odd = e.bit_and(whole, e.ne(e.floor(half), half))
-    signed = e.select(e.bit_and(odd, e.lt(e.bits(x), 0)), e.neg(size), size)
-    undefined = e.bit_and(e.invert(whole), e.bit_and(e.lt(x, 0.0), e.gt(x, -INF)))
-    return e.select(undefined, e.of(NAN, x), signed)
+    return signed_power(e, x, y, size)
 
 
 def _log(e: Emit, x: Expr) -> Pair:

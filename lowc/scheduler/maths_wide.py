@@ -39,6 +39,11 @@ def pow(e: Emit, x: Expr, y: Expr) -> Expr:
     p = e.cap_at(e.floor_at(e.mul(e.cast(y, f64), log), -200.0), 200.0)
     n, t = e.nearest(p, 1.0)
     size = e.cast(_exp(e, e.let(e.mul(e.sub(p, n), tables.LN2_WIDE)), t), f32)
+    return signed_power(e, x, y, size)
+
+
+def signed_power(e: Emit, x: Expr, y: Expr, size: Expr) -> Expr:
+    """x**y of f32 or f64 from ``size``, |x|**y but where y is 0 or x is 1; NaN for x < 0 and a y that is no integer."""
     # whatever the other is
     size = e.let(e.select(e.bit_or(e.eq(y, 0.0), e.eq(x, 1.0)), e.of(1.0, x), size))
     whole = e.let(e.eq(e.floor(y), y))

@@ -124,16 +124,9 @@ class _Across(GradientTiles):
     # ------------------------------------------------------------ turns
 
     def tile(self) -> list[Stmt]:
-        body: list[Stmt] = []
-        self.resident: list[Buffer] = []
-        for product, (near, _) in zip(self.side.products, self.factors, strict=True):
-            tile, filled = self.fill("rows", near, self.rows, self.at[self.rows], self.high, product.depth, True)
-            self.resident.append(tile)
-            body.append(filled)
-        self.mixed = [self.local("mixed", (constant(m.columns.extent) or 0) // 2, "add") for m in self.side.mixes]
-        self.held = [self.local("held", self.each, dtype=s.buffer.dtype) for s in self.side.kept]
+        fills = self.brought_once(True)
         loops = [self.pipeline(masked, first, count) for masked, first, count in self.segments() if constant(count) != 0]
-        body = [*(Alloc(b) for b in self.resident), *self.mixed, *self.held, *body, *loops]
+        body = [*(Alloc(b) for b in self.resident), *self.mixed, *self.held, *fills, *loops]
         return [*body, *(self.taken_out(m, a.buffer) for m, a in zip(self.side.mixes, self.mixed, strict=True))]
 
     def segments(self) -> list[tuple[bool, Index, Index]]:
@@ -167,12 +160,7 @@ class _Across(GradientTiles):
         if self.way.stagger and self.values.room is None:
             number = mod(number + floordiv(self.at[self.rows], ix(self.high)), (extent + (size - 1)) // size)
         start = number * size
-        tiles_of: list[Buffer] = []
-        fills: list[Stmt] = []
-        for product, (_, other) in zip(self.side.products, self.factors, strict=True):
-            tile, filled = self.fill("others", other, self.other, start, size, product.depth, True)
-            tiles_of.append(tile)
-            fills.append(filled)
+        tiles_of, fills = self.brought(start)
         gathered = [self.gather(name, value, start) for name, value in (("lse", self.values.lse), ("delta", self.values.delta))]
         kept = self.side.kept[1].buffer.dtype
         shape = (ix(size // tiles.SPAN), ix(self.high), ix(tiles.SPAN))

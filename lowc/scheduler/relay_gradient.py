@@ -89,18 +89,32 @@ class GradientTiles(RelayTiles):
         return tuple([other for _, other in self.factors])
 
     def tile(self) -> list[Stmt]:
-        body: list[Stmt] = []
+        fills = self.brought_once(False)
+        body = [*(Alloc(b) for b in self.resident), *self.mixed, *self.held, *self.of_rows(), *fills]
+        body.append(self.turns())
+        return [*body, *(self.result(m, a.buffer) for m, a in zip(self.side.mixes, self.mixed, strict=True))]
+
+    def brought_once(self, turned: bool) -> list[Stmt]:
+        """Fills of the tiles of rows (``resident``, ``turned`` as in ``fill``); makes what is ``mixed`` and ``held``."""
         self.resident: list[Buffer] = []
         fills: list[Stmt] = []
         for product, (near, _) in zip(self.side.products, self.factors, strict=True):
-            tile, filled = self.fill("rows", near, self.rows, self.at[self.rows], self.high, product.depth, False)
+            tile, filled = self.fill("rows", near, self.rows, self.at[self.rows], self.high, product.depth, turned)
             self.resident.append(tile)
             fills.append(filled)
         self.mixed = [self.local("mixed", (constant(m.columns.extent) or 0) // 2, "add") for m in self.side.mixes]
         self.held = [self.local("held", self.each, dtype=s.buffer.dtype) for s in self.side.kept]
-        body += [*(Alloc(b) for b in self.resident), *self.mixed, *self.held, *self.of_rows(), *fills]
-        body.append(self.turns())
-        return [*body, *(self.result(m, a.buffer) for m, a in zip(self.side.mixes, self.mixed, strict=True))]
+        return fills
+
+    def brought(self, start: Index) -> tuple[list[Buffer], list[Stmt]]:
+        """The tiles of a turn's others, from ``start`` on, and what fills them."""
+        others: list[Buffer] = []
+        fills: list[Stmt] = []
+        for product, (_, other) in zip(self.side.products, self.factors, strict=True):
+            tile, filled = self.fill("others", other, self.other, start, self.step.others, product.depth, True)
+            others.append(tile)
+            fills.append(filled)
+        return others, fills
 
     # ------------------------------------------------------------ what weights and slopes read
 
@@ -134,12 +148,7 @@ class GradientTiles(RelayTiles):
                 count = floordiv(minimum(extent, maximum(last, 0)) + (size - 1), ix(size))
         turn = self.axis(f"{self.other.name}_o", self.named("turns", count - begin))
         start = (begin + turn) * size
-        others: list[Buffer] = []
-        fills: list[Stmt] = []
-        for product, (_, other) in zip(self.side.products, self.factors, strict=True):
-            tile, filled = self.fill("others", other, self.other, start, size, product.depth, True)
-            others.append(tile)
-            fills.append(filled)
+        others, fills = self.brought(start)
         sums = [self.local("sums", self.each, "add") for _ in others]
         body: list[Stmt] = [*(Alloc(b) for b in others), *sums, *fills]
         body += [self.first(n, sums[n].buffer, others[n]) for n in range(len(others))]

@@ -29,17 +29,22 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The ways that are chosen for attention."""
     torch._dynamo.reset()
     torch.manual_seed(0)
+    yield first_of(monkeypatch, "choices")
+    torch._dynamo.reset()
+
+
+def first_of(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
+    """What the function of that name in ``choose_attention`` gives first, each time from now on."""
     found: list[Any] = []
-    choices = choose_attention.choices
+    function = getattr(choose_attention, name)
 
     def noted(*args: Any) -> Any:
-        ways = choices(*args)
+        ways = function(*args)
         found.extend(ways[:1])
         return ways
 
-    monkeypatch.setattr(choose_attention, "choices", noted)
-    yield found
-    torch._dynamo.reset()
+    monkeypatch.setattr(choose_attention, name, noted)
+    return found
 
 
 def tensors(
@@ -146,16 +151,7 @@ def test_gradients_by_deterministic_algorithms() -> None:
 @pytest.fixture
 def backward(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The ways that are chosen for gradients."""
-    found: list[Any] = []
-    gradients = choose_attention.gradients
-
-    def noted(*args: Any) -> Any:
-        ways = gradients(*args)
-        found.extend(ways[:1])
-        return ways
-
-    monkeypatch.setattr(choose_attention, "gradients", noted)
-    return found
+    return first_of(monkeypatch, "gradients")
 
 
 @pytest.mark.parametrize(("deep", "causal", "rows"), [(64, True, 640), (64, False, 700), (128, True, 777), (128, False, 256)])

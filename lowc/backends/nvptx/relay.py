@@ -91,7 +91,7 @@ class RelayRing:
     @property
     def gathered(self) -> int:
         """Bytes of what threads gather for a turn."""
-        return 0 if self.across is None else sum(-(-_bytes(g) // 16) * 16 for g in self.across.gathered)
+        return 0 if self.across is None else sum(line_room(g) for g in self.across.gathered)
 
     @property
     def bytes(self) -> int:
@@ -388,6 +388,11 @@ def relay_ring(t: Thread, kernel: Kernel) -> RelayRing | None:
 def _room(tile: Buffer) -> int:
     """Bytes up to where another tile may begin."""
     return -(-_bytes(tile) // ALIGNMENT) * ALIGNMENT
+
+
+def line_room(gathered: Buffer) -> int:
+    """Bytes up to where something else that is gathered may begin."""
+    return -(-_bytes(gathered) // 16) * 16
 
 
 def _bytes(tile: Buffer) -> int:

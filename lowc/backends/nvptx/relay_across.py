@@ -25,7 +25,7 @@ from lowc.backends.nvptx import barriers
 from lowc.backends.nvptx.barriers import SHARED
 from lowc.backends.nvptx.begun import start_across, start_held, start_tiles, wait_for
 from lowc.backends.nvptx.multiply import uniform
-from lowc.backends.nvptx.relay import ALIGNMENT, WARP, RelayRing
+from lowc.backends.nvptx.relay import ALIGNMENT, WARP, RelayRing, line_room
 from lowc.backends.nvptx.thread import Memory, Thread, Vals, operand, plus
 from lowc.ir.index import ZERO, constant, ix
 from lowc.ir.nodes import Buffer, Const, Expr, For, Load, Op, Stmt, Store, Var
@@ -199,7 +199,7 @@ def _places(ring: RelayRing, across: Across, half: str) -> list[tuple[Buffer, st
     found: list[tuple[Buffer, str]] = []
     for buffer in across.gathered:
         found.append((buffer, b.op(f"getelementptr i8, ptr addrspace(3) {SHARED}, i32 {at}")))
-        at = plus(b, at, str(-(-(constant(buffer.shape[0]) or 0) * 4 // 16) * 16), 32)
+        at = plus(b, at, str(line_room(buffer)), 32)
     return found
 
 
