@@ -169,8 +169,9 @@ def compile_artifact(
     module = _lowered(graph, options, trace, forbidden, target, decided)
     if target is None:
         return _interpreted(module)
-    if target.kind == "nvptx":
-        return _compile_gpu(module, target, _number(device_of(graph)), with_stream(options, graph.name), trace)
+    device = device_of(graph)
+    if device.startswith("cuda"):
+        return _compile_gpu(module, target, _number(device), with_stream(options, graph.name), trace)
     from lowc.backends import x86
 
     with trace.phase("scheduler"):
