@@ -7,6 +7,8 @@ by writing to that input,
     backward(x, y, g): return g * (x / y)
 
 the backward pass would see the new ``y``.  Then a copy, taken before the write, is kept; views of the input are made of the copy.
+The same holds where AOTAutograd writes the input after the forward pass, because that write has a gradient: autograd would say
+that what was kept "has been modified by an inplace operation" (eager's in-place ops keep a copy, too).
 """
 
 from itertools import pairwise
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
 _ATEN = torch.ops.aten
 
@@ -21,9 +24,12 @@ _ATEN = torch.ops.aten
 def keep_copies(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
     """Makes ``forward``, whose results from number ``outputs`` on are kept for ``backward``, keep no memory that it writes to."""
     written = {n.args[0] for n in forward.graph.find_nodes(op="call_function", target=_ATEN.copy_.default)}
+    (output,) = forward.graph.find_nodes(op="output")
+    later = {d.mutated_input for d in output.meta.get("desc", ()) if isinstance(d, InputMutationAOTOutput)}
+    if later:
+        written |= {n for n in forward.graph.find_nodes(op="placeholder") if n.meta.get("desc") in later}
     if not written:
         return
-    (output,) = forward.graph.find_nodes(op="output")
     results = list(output.args[0])
     copies: dict[fx.Node, fx.Node] = {}
     for number in range(outputs, len(results)):

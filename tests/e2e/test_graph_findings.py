@@ -375,3 +375,23 @@ def test_strides_of_one_element_decide_what_is_channels_last() -> None:
                 assert [s for n, s in zip(a.shape, a.stride(), strict=True) if n > 1] == [
                     s for n, s in zip(b.shape, b.stride(), strict=True) if n > 1
                 ]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (4, 5)])
+@pytest.mark.parametrize("view", [False, True])
+def test_an_input_that_gets_a_gradient_by_what_is_written_to_it(shape: tuple[int, ...], view: bool) -> None:
+    """AOTAutograd keeps the input and writes to it afterwards: autograd refused the backward pass."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        (x.view(-1) if view else x).mul_(w.view(-1) if view else w)
+        return torch.fmax(x + 1, x) * w
+
+    start, weight = torch.randn(shape), torch.randn(shape)
+    found = []
+    for call in (compiled(f), f):
+        x, w = start.clone(), weight.clone().requires_grad_()
+        out = call(x, w)
+        (out.sum() + x.square().sum()).backward()
+        found.append((out.detach(), x.detach(), w.grad))
+    for ours, eager in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eager)
