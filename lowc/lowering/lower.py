@@ -100,7 +100,7 @@ def lower(
     engine = gpu and not alone and library is not None
     builder = Builder(
         taken, gpu, graph.deterministic, atomic=gpu, library=unless_left(whose), alone=alone, engine=engine,
-        attention=unless_left(attends), convolution=unless_left(convolves), tf32=engine and graph.tf32,
+        attention=unless_left(attends), convolution=unless_left(convolves), tf32=engine and graph.tf32, default=graph.default,
     )  # fmt: skip
     builder.used = {(r.name, r.number) for n in graph.nodes for r in refs_of(n)}
     builder.used |= {(r.name, r.number) for r in refs(graph.outputs)}

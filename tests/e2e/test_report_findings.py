@@ -54,3 +54,53 @@ def test_a_window_of_the_storage_of_a_temp(f: Callable[[Tensor], Any], dynamic: 
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
         pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
         assert all(a.stride() == b.stride() for a, b in pairs)
+
+
+KEPT: list[Tensor] = []
+
+
+@torch.library.custom_op("lowc_report_findings::keep", mutates_args=())
+def keep(x: Tensor) -> Tensor:
+    KEPT.append(x)
+    return x.clone()
+
+
+@keep.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_op_of_the_users_keeps_what_it_is_given(dynamic: bool) -> None:
+    """It was given a place in the workspace, which later steps and calls wrote to."""
+
+    def f(x: Tensor) -> Tensor:
+        first = keep(x.sin() + 1)
+        second = keep(((first * 2).cos() * 3)[1:])
+        return (second + 1).exp().sum()
+
+    given = [torch.randn(rows, 40) for rows in (50, 50, 30)]
+    found = []
+    for call in (compiled(f, dynamic), f):
+        KEPT.clear()
+        for x in given:
+            call(x)
+        found.append(list(KEPT))
+    KEPT.clear()
+    for ours, eager in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_integers_become_floats_of_the_default_dtype(default: torch.dtype) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        maths = x.exp(), x**0.5, x.atan2(x + 1)
+        return x / 3, x * 0.1, x > 16777216.5, torch.where(x > 1, x, 0.3), x.clamp(0.1, 1.7), x % 0.7, *maths
+
+    x = torch.tensor([8, 0, 16777217])
+    torch.set_default_dtype(default)
+    try:
+        for ours, eager in zip(compiled(f)(x), f(x), strict=True):
+            torch.testing.assert_close(ours, eager, rtol=1e-14 if default == torch.float64 else 0, atol=0)
+    finally:
+        torch.set_default_dtype(torch.float32)
