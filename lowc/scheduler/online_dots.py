@@ -121,6 +121,7 @@ class _Dots(Blocks):
         there = Substitution(
             {**self.at, **self.row(ix(r)), self.found.keys: start + j}, {self.found.product.name: Load(self.scores, place)}
         )
+        body += renewed(there, self.found.lets, self.taken)
         value = self.let("score", there.expr(score), body)
         greatest = For(j, (*body, Store(self.scores, place, value), Update((best,), "max", (value,))))
         top, own = Load(self.top, (ix(r),)), (ix(r),)
