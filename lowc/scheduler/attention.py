@@ -110,17 +110,61 @@ def find(loop: Stmt) -> Attention | None:
 
 
 def seen(found: Attention) -> tuple[Index | None, Expr]:
-    """(how many keys a row sees at most, as its outermost mask says; the score of those that it sees), (None, the score) if all.
+    """(how many keys a row sees at most, as the first of its masks that says so does; the score of those that it sees), (None,
+    the score) if all.
 
-    ``select(j <= i + 3, x, -inf)`` is (i + 4, x).
+    ``select(mask[i, j], select(j <= i + 3, x, -inf), -inf)`` is (i + 4, select(mask[i, j], x, -inf)).
     """
-    room, inner = sight(found.score)
+    conditions, score = masks(found.score)
+    for number, condition in enumerate(conditions):
+        limit = _bound(condition, found, -1)
+        if limit is not None:
+            return limit, masked([*conditions[:number], *conditions[number + 1 :]], score)
+    return None, found.score
+
+
+def since(found: Attention) -> Index | None:
+    """The first key that a row sees, as one of its masks says, no less than that of the row before; None if no mask does.
+
+    ``select(i - j < 64, x, -inf)`` is i - 63.
+    """
+    for condition in masks(found.score)[0]:
+        room = _bound(condition, found, 1)
+        if room is not None:
+            return -room + 1
+    return None
+
+
+def masks(score: Expr) -> tuple[list[Expr], Expr]:
+    """(the conditions under which a key is seen, outermost first, the score where all of them hold)."""
+    conditions: list[Expr] = []
+    while isinstance(score, Op) and score.name == "select" and _is_constant(score.args[2], float("-inf")):
+        conditions.append(score.args[0])
+        score = score.args[1]
+    return conditions, score
+
+
+def masked(conditions: Sequence[Expr], score: Expr) -> Expr:
+    """What ``masks`` makes ``conditions`` and ``score`` of."""
+    for condition in reversed(conditions):
+        score = Op("select", (condition, score, Const(float("-inf"), score.dtype)), score.dtype)
+    return score
+
+
+def _bound(condition: Expr, found: Attention, step: int) -> Index | None:
+    """What an index, positive where ``condition`` holds, is but for the keys times ``step``: the same for all rows, or, against
+    the keys, 1 more or less with each."""
+    room = _room(condition)
     if room is None:
-        return None, inner
-    step, limit = split(room, found.keys)
-    if step != ix(-1) or depends_on(limit, found.keys):
-        return None, found.score
-    return limit, inner
+        return None
+    by, rest = split(room, found.keys)
+    told = {Opaque(s.var.name) for s in found.lets}
+    if by != ix(step) or depends_on(rest, found.keys) or not told.isdisjoint(atoms(rest)):
+        return None
+    down, others = (ix(0), rest) if found.rows is None else split(rest, found.rows.axis)
+    if found.rows is not None and depends_on(others, found.rows.axis):
+        return None
+    return rest if down in (ix(0), ix(-step)) else None
 
 
 def sight(score: Expr) -> tuple[Index | None, Expr]:
@@ -131,15 +175,20 @@ def sight(score: Expr) -> tuple[Index | None, Expr]:
     """
     if not isinstance(score, Op) or score.name != "select" or not _is_constant(score.args[2], float("-inf")):
         return None, score
-    condition = score.args[0]
+    room = _room(score.args[0])
+    return room, score if room is None else score.args[1]
+
+
+def _room(condition: Expr) -> Index | None:
+    """An index that is positive where ``condition`` holds; None if it is no comparison of indices."""
     if not isinstance(condition, Op) or condition.name not in ("le", "lt", "ge", "gt"):
-        return None, score
+        return None
     low, high = (_as_index(a) for a in condition.args)
     if low is None or high is None:
-        return None, score
+        return None
     if condition.name in ("ge", "gt"):
         low, high = high, low
-    return high - low + (1 if condition.name in ("le", "ge") else 0), score.args[1]
+    return high - low + (1 if condition.name in ("le", "ge") else 0)
 
 
 # ---------------------------------------------------------------- the three loops

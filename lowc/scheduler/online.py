@@ -40,7 +40,7 @@ from lowc.ir.index import (
     split,
 )
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Load, Op, Stmt, Store
+from lowc.ir.nodes import Acc, Alloc, Buffer, Const, Expr, For, If, Kind, Load, Op, Stmt, Store, Update, Var
 from lowc.ir.types import bool_
 from lowc.ir.walk import Substitution, free_atoms, parts, rewrite
 from lowc.scheduler.attention import Attention
@@ -178,7 +178,31 @@ class _Online(Blocks):
         add = Store(self.mixed, (self.place(ix(i), ix(e), self.across),), product, None, "add")
         second = self.product((j, e, i), add, self.step.tile, (*roomy, self.scores.name), self.shrunk)
         weights = self.each_panel(lambda panel: self.weights(panel, start, count, score))
-        return (*before, *first, *weights, *between, *second)
+        return self.where_seen(start, count, score, (*before, *first, *weights, *between, *second))
+
+    def where_seen(self, start: Index, count: Index, score: Expr, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """``body`` of a block of keys, if a row sees one of them, as far as data along the rows tells."""
+        condition = self.told(score, self.down)
+        if condition is None:
+            return body
+        sees = self.array("sees", self.wide)
+        j, r, some = self.axis("j", count), self.axis("r", self.wide), Var(fresh("some", self.taken), self.dtype)
+
+        def each(panel: Index) -> tuple[Stmt, ...]:
+            def found(row: Index) -> tuple[Stmt, ...]:
+                there = Substitution({**self.at, self.down: self.row(panel, row), self.found.keys: start + j})
+                either = (there.expr(condition), Const(1.0, self.dtype), Load(sees, (row,)))
+                return (Store(sees, (row,), Op("select", either, self.dtype)),)
+
+            return (For(j, (self.vectors(self.wide, found),)),)
+
+        return (
+            Alloc(sees, "add"),
+            *self.each_panel(each),
+            Acc((some,), "max"),
+            self.bound(For(r, (Update((some,), "max", (Load(sees, (ix(r),)),)),))),
+            If(Op("gt", (some, Const(0.0, self.dtype)), bool_), body),
+        )
 
     def shrunk(self, add: Store) -> Store:
         (place,) = add.index
