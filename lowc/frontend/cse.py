@@ -11,8 +11,6 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lowc.ir import collective
-
 _FRESH_MEMORY = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
@@ -21,8 +19,9 @@ _FRESH_MEMORY = frozenset(
 def merge_equal_nodes(graph: fx.Graph) -> int:
     """Replaces each node by an earlier one that computes the same; returns how many went.
 
-    Kept apart: random ops, collectives, memory that is not yet written, reads of data as numbers, everything that shares storage
-    with an output (two results that eager keeps apart must not become one), and reads on both sides of an op that writes.
+    Kept apart: random ops, ops that are not torch's own, memory that is not yet written, reads of data as numbers, everything
+    that shares storage with an output (two results that eager keeps apart must not become one), and reads on both sides of an
+    op that writes.
     """
     outputs = _output_storages(graph)
     seen: dict[Any, fx.Node] = {}
@@ -57,7 +56,7 @@ def _repeats(target: Any) -> bool | None:
         return not isinstance(target, torch._ops.HigherOrderOperator)
     if target._schema.is_mutable:
         return None
-    if target.namespace in collective.SPACES:  # the other ranks count them
+    if target.namespace not in ("aten", "prims"):  # other ranks count collectives; a user's op may draw or count
         return False
     if torch.Tag.nondeterministic_seeded in target.tags or target._schema.name.split("::")[1] in _FRESH_MEMORY:
         return False

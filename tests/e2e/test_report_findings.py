@@ -104,3 +104,39 @@ def test_integers_become_floats_of_the_default_dtype(default: torch.dtype) -> No
             torch.testing.assert_close(ours, eager, rtol=1e-14 if default == torch.float64 else 0, atol=0)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+COUNTED: list[int] = []
+
+
+@torch.library.custom_op("lowc_report_findings::count", mutates_args=())
+def count(x: Tensor) -> Tensor:
+    COUNTED.append(0)
+    return x + len(COUNTED)
+
+
+@count.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+count.register_autograd(lambda ctx, grad: grad)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_an_op_of_the_users_is_called_as_often_as_it_is_written(training: bool) -> None:
+    """Two calls with the same argument were taken for one: an op that draws random numbers gave the same ones twice."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return count(x) * 2, count(x + 1).sum(), count(x) * 2
+
+    found = []
+    for call in (compiled(f), f):
+        COUNTED.clear()
+        x = torch.zeros(3, requires_grad=training)
+        outs = call(x)
+        if training:
+            torch.stack([out.sum() for out in outs]).sum().backward()
+        found.append([*outs, len(COUNTED), x.grad])
+    assert found[0][3] == found[1][3] == 3
+    torch.testing.assert_close(found[0], found[1])
