@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.long import function_dropped, of_lowc
 from lowc.runtime.program import free_workspaces
 from tests.e2e import models
 
@@ -115,6 +116,16 @@ def test_nothing_is_kept_alive(compiler: Any) -> None:
         compiled(torch.randn(65, 65))
     gc.collect()
     assert _tensors() == before
+
+
+def test_functions_that_are_dropped_leave_nothing_of_lowc() -> None:
+    """Each with an inference graph, a forward and a backward one.  ``python -m benchmarks.long --through torch``: thousands."""
+    drop, left = function_dropped("lowc"), []
+    for number in range(4):
+        drop(number)
+        gc.collect()
+        left.append(sum(map(of_lowc, gc.get_objects())))
+    assert left[3] == left[1] > 0
 
 
 def _gpt() -> models.Made:
