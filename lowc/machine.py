@@ -30,6 +30,7 @@ def processor_flags() -> frozenset[str]:
     return frozenset(_facts().get("flags", "").split())
 
 
+@cache
 def _facts() -> dict[str, str]:
     """The first block of /proc/cpuinfo (reading on would take a millisecond for every few processors)."""
     found: dict[str, str] = {}

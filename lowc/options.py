@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 from lowc.errors import OptionError
 
 
-class Row(NamedTuple):
-    name: str
-    default: bool | int | str
-    choices: tuple[Any, ...]
-    code: bool
-    env: str
-    doc: str
+class Row:
+    __slots__ = ("choices", "code", "default", "doc", "env", "name")
+
+    def __init__(
+        self, name: str, default: bool | int | str, choices: tuple[Any, ...], code: bool, env: str, doc: str
+    ) -> None:
+        self.name, self.default, self.choices = name, default, choices
+        self.code, self.env, self.doc = code, env, doc
 
 
 ROWS: tuple[Row, ...] = (

@@ -11,7 +11,7 @@ are verified or dumped, as they run only if something is compiled.
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,8 @@ def compile_or_reuse(source: "Source", options: Options, folder: Folder | None) 
     return call
 
 
-def lowered_ops(folder: Folder | None) -> Collection[str]:
+@cache
+def lowered_ops(folder: Folder | None) -> frozenset[str]:
     """The ATen ops that lowc has kernels for, as "aten.exp.default".  (Importing the table of them takes as long as
     binding twenty graphs, so that the names are kept, too.)"""
     base = folder and keys.base_key(folder)
@@ -71,7 +72,7 @@ def lowered_ops(folder: Folder | None) -> Collection[str]:
 
     if folder and key:
         folder.put(key, {OPS: "\n".join(sorted(TABLE)).encode()})
-    return TABLE.keys()
+    return frozenset(TABLE)
 
 
 OPS = "the ops that lowc has kernels for"

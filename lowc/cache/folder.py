@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from threading import Lock
-from typing import NamedTuple
 
 from lowc.cache import entry
 
@@ -28,12 +27,13 @@ ROOM = 0.9  # eviction makes so much of the limit free of what is old, so as not
 LOCK = ".lock"
 
 
-class Item(NamedTuple):
+class Item:
     """An entry's file: ``size`` in bytes, ``used``: seconds since the epoch when it was last read or written."""
 
-    path: str
-    size: int
-    used: float
+    __slots__ = ("path", "size", "used")
+
+    def __init__(self, path: str, size: int, used: float) -> None:
+        self.path, self.size, self.used = path, size, used
 
 
 class Folder:

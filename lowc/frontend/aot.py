@@ -7,7 +7,7 @@ counted in ``torch._dynamo.utils.counters["lowc"]``.
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,17 +19,14 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from lowc.errors import LowcError, OptionError
 from lowc.frontend import ranks
-from lowc.frontend.channels_last import DTYPES, to_channels_last
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
 from lowc.frontend.outside import with_python_values
-from lowc.frontend.random import replace_random_ops
-from lowc.frontend.recompiles import log_recompile
-from lowc.frontend.saved import keep_copies
-from lowc.frontend.unread import Reading, Source, constants_of, text_of
+from lowc.frontend.unread import Source, constants_of, text_of
 from lowc.frontend.unused import drop_unused
 
 if TYPE_CHECKING:
+    from lowc.frontend.read import Reading
     from lowc.ir.graph import Graph
 
 log = logging.getLogger("lowc.frontend")
@@ -37,6 +34,9 @@ log = logging.getLogger("lowc.frontend")
 Compiled = Callable[[list[Any]], Sequence[Any]]
 CompileGraph = Callable[["Graph", list[torch.Tensor]], Compiled]
 CompileSource = Callable[[Source], Compiled]
+
+CHANNELS_LAST = frozenset({torch.float32, torch.bfloat16, torch.float16})
+"""The dtypes of convolutions that get operands in ``channels_last``."""
 
 
 def compile_module(
@@ -73,8 +73,11 @@ def compile_module(
         return flatten_graph_inputs(gm, example_inputs, again)
 
     compile_ = compile_source or partial(_read_and_compile, compile_graph)
-    log_recompile(gm)
-    lies = DTYPES if channels_last else frozenset[torch.dtype]()
+    if logging.getLogger("lowc").isEnabledFor(logging.INFO):
+        from lowc.frontend.recompiles import log_recompile
+
+        log_recompile(gm)
+    lies = CHANNELS_LAST if channels_last else frozenset[torch.dtype]()
 
     def compiler(name: str) -> Callable[..., Compiled]:
         whole = name == "inference"  # the others are parts of a graph that ``_partition`` has seen
@@ -88,18 +91,16 @@ def compile_module(
 
     # By this count DDP, which has parts of a graph compiled one by one, knows that AOTAutograd has seen a part.
     counters["aot_autograd"]["total"] += 1
-    # torch's own merging of equal nodes is replaced by ours, see cse.py.
-    with config.patch(cse=False):
-        return aot_module_simplified(
-            gm,
-            example_inputs,
-            fw_compiler=compiler("forward"),
-            bw_compiler=_untraced(compiler("backward")),
-            inference_compiler=compiler("inference"),
-            partition_fn=partial(_partition, own_random=not fallback_random, channels_last=lies),
-            decompositions=decompositions(keep, fallback_random=fallback_random),
-            keep_inference_input_mutations=True,
-        )
+    return aot_module_simplified(
+        gm,
+        example_inputs,
+        fw_compiler=compiler("forward"),
+        bw_compiler=_untraced(compiler("backward")),
+        inference_compiler=compiler("inference"),
+        partition_fn=partial(_partition, own_random=not fallback_random, channels_last=lies),
+        decompositions=decompositions(keep, fallback_random=fallback_random),
+        keep_inference_input_mutations=True,
+    )
 
 
 def _untraced(compiler: Callable[..., Compiled]) -> Callable[..., Compiled]:
@@ -149,7 +150,7 @@ def _read_and_compile(compile_graph: Any, source: Source) -> Compiled:
     return compile_graph(reading.graph, reading.constants)
 
 
-def _read(gm: fx.GraphModule, name: str, strict: bool) -> Reading:
+def _read(gm: fx.GraphModule, name: str, strict: bool) -> "Reading":
     from lowc.frontend.read import read  # half of the frontend, which a process that hits does without
 
     return read(gm, name, strict)
@@ -164,23 +165,31 @@ def _partition(
     num_fwd_outputs: int,
     **kwargs: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    from lowc.frontend.saved import keep_copies
+
     drop_unused(joint.graph)
     _prepare(joint, own_random, channels_last)
     _see_through_detach(joint.graph)
     merge_equal_nodes(joint.graph)
-    forward, backward = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
+    with config.patch(cse=False):  # torch's own merging of equal nodes, which ours replaces
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
     keep_copies(forward, backward, num_fwd_outputs)
     return forward, backward
 
 
 def _prepare(gm: fx.GraphModule, own_random: bool, channels_last: Collection[torch.dtype]) -> None:
     """What is done to a whole graph, before it is parted.  ``channels_last``: convolutions of these dtypes get operands that lie
-    so."""
+    so.  (What does it is not loaded for a graph in which there is nothing to do.)"""
     _with_functions_as_text(gm)
-    if own_random:
-        replace_random_ops(gm.graph)
-    if channels_last:
-        to_channels_last(gm.graph, channels_last)
+    graph = gm.graph
+    if own_random and any(_draws(node.target) for node in graph.nodes):
+        from lowc.frontend.random import replace_random_ops
+
+        replace_random_ops(graph)
+    if channels_last and any(graph.find_nodes(op="call_function", target=op) for op in _CONVOLUTIONS):
+        from lowc.frontend.channels_last import to_channels_last
+
+        to_channels_last(graph, channels_last)
 
 
 def _with_functions_as_text(gm: fx.GraphModule) -> None:
@@ -188,6 +197,15 @@ def _with_functions_as_text(gm: fx.GraphModule) -> None:
         from lowc.frontend.flex_attention import replace_flex_attention
 
         replace_flex_attention(gm)
+
+
+_CONVOLUTIONS = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
+
+
+@lru_cache(1 << 10)
+def _draws(target: Any) -> bool:
+    """Whether ``target`` is an op that draws random numbers."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _see_through_detach(graph: fx.Graph) -> None:

@@ -6,8 +6,9 @@
     return convolution_1                                 convolution_1 = aten.convolution(relu, v, …)       # needs no copy
                                                          return aten.clone(convolution_1, memory_format=contiguous)
 
-All values after such a convolution have the strides that their ops then give, found with fake tensors as they were in the first
-place, once for each op and the types that it takes, which the layers of a model repeat.  What the graph returns has the strides
+All values after such a convolution have the strides that their ops then give: by a rule where there is one (``strides.py``), else
+found with fake tensors as they were in the first place, once for each op and the types that it takes, which the layers of a model
+repeat.  What the graph returns has the strides
 that it had, and so has what an op gets that names strides, views memory, draws random numbers (in the order of memory) or gives
 sizes that are no numbers.  Done before the backward pass is parted from the forward one, so that both agree on what is kept.
 In inference lowc's own, with what follows them fused, are faster than either: those operands stay as they are.
@@ -21,21 +22,20 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._mode_utils import no_dispatch
 
 from lowc.frontend.source import inherited
+from lowc.frontend.strides import of_convolution, of_result, stay
 
 _ATEN = torch.ops.aten
 _FORWARD, _BACKWARD = _ATEN.convolution.default, _ATEN.convolution_backward.default
 _BY_STRIDES = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter", "set_"})
 """Ops that read memory as it lies."""
 
-DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
-
-def to_channels_last(graph: fx.Graph, dtypes: Collection[torch.dtype] = DTYPES) -> bool:
+def to_channels_last(graph: fx.Graph, dtypes: Collection[torch.dtype]) -> bool:
     """Whether any convolution of ``graph`` got other operands.  Only those of ``dtypes``, of sizes that are numbers, in two
     spatial dimensions."""
     wanted = {node: _operands(node) for node in graph.nodes if node.target in (_FORWARD, _BACKWARD) and _suits(node, dtypes)}
@@ -72,20 +72,32 @@ class _Types:
         self._mode = mode
         self._known: dict[Any, Any] = {}
 
-    def of(self, node: fx.Node) -> Any:
-        """What ``node`` gives; None if it is a view that there is not of what lies so, or if that is unknown."""
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    def of(self, node: fx.Node, old: Any) -> Any:
+        """What ``node`` gives, ``old`` before; None if it is a view that there is not of what lies so, or if that is unknown."""
+        if (lying := of_convolution(node, old)) is not None:
+            values = old if isinstance(old, tuple | list) else (old,)
+            made = [s and self.fresh(v, v.shape, s) for v, s in zip(values, lying, strict=True)]
+            return tuple(made) if isinstance(old, tuple | list) else made[0]
         call: Any = node.target
+        args: Any
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         key = (call, _described(args), _described(kwargs)) if _makes_memory(call) else (None,)
         if (known := self._known.get(key)) is not None:
             return self._made(known)
         try:
-            value = call(*args, **kwargs)
+            value = self._detached(*args) if call is _ATEN.detach.default else call(*args, **kwargs)
         except (RuntimeError, ValueError, KeyError):
             return None
         if None not in key:
             self._known[key] = _described(value)
         return value
+
+    def _detached(self, source: Tensor) -> Tensor:
+        """As FakeTensorMode makes it, once that has found out how; there is one for all that autograd keeps."""
+        device = source.device
+        with in_kernel_invocation_manager(self._mode):
+            memory = _ATEN.detach.default(source)
+        return FakeTensor(self._mode, memory, device)
 
     def fresh(self, like: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
         """A tensor of the dtype and on the device of ``like``."""
@@ -178,7 +190,14 @@ def _again(graph: fx.Graph, node: fx.Node, before: dict[fx.Node, Any], changed: 
     if node.target is _ATEN.copy_.default:
         return
     old = before[node]
-    new = None if _by_strides(node) or _is_symbolic(old) else types.of(node)
+    if stay(node, old):
+        return
+    if (lying := of_result(node, old)) is not None:
+        if lying != old.stride():
+            node.meta["val"] = types.fresh(old, old.shape, lying)
+            changed.add(node)
+        return
+    new = None if _by_strides(node) or _is_symbolic(old) else types.of(node, old)
     if new is None:
         _give_back(graph, node, before, changed, types)
     elif _strides(new) != _strides(old):
@@ -196,16 +215,17 @@ def _by_strides(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return target is not operator.getitem
-    return target.namespace not in ("aten", "prims") or _names_strides(node) or torch.Tag.nondeterministic_seeded in target.tags
+    return target.namespace not in ("aten", "prims") or _names_strides(target) or torch.Tag.nondeterministic_seeded in target.tags
 
 
-def _names_strides(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name.split("::")[1] in _BY_STRIDES
+@lru_cache(1 << 10)
+def _names_strides(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name.split("::")[1] in _BY_STRIDES
 
 
 def _reads_around(node: fx.Node) -> bool:
     """Whether ``node`` reads memory beside what it takes, which a copy of that does not have."""
-    if not _names_strides(node):
+    if not _names_strides(node.target):
         return False
     values = [n.meta.get("val") for n in node.all_input_nodes if n.op != "placeholder"]
     return any(isinstance(v, Tensor) and (_is_symbolic(v) or v.untyped_storage().nbytes() != _extent(v)) for v in values)

@@ -54,15 +54,15 @@ _SINGLE: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
 }
 
 
-def foreach_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Entries for the functional overloads of list ops."""
-    table: dict[Any, Callable[..., Any]] = {}
+def foreach_decompositions() -> dict[str, tuple[Any, Callable[..., Any]]]:
+    """The functional overloads of list ops, and what they become, by their names ("aten._foreach_add.List")."""
+    table: dict[str, tuple[Any, Callable[..., Any]]] = {}
     for name, (single, overloads) in _SINGLE.items():
         packet = getattr(torch.ops.aten, f"_foreach_{name}", None)
         for overload in overloads:
             op = getattr(packet, overload, None)
             if op is not None:
-                table[op] = _for_each(op, single)
+                table[f"aten._foreach_{name}.{overload}"] = op, _for_each(op, single)
     return table
 
 

@@ -12,7 +12,7 @@ Left whole on purpose, because torch's decomposition differs from eager:
 """
 
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -262,6 +262,11 @@ def decompositions(keep: Collection[str] = (), *, fallback_random: bool = False)
 
     With ``fallback_random``, ops that draw do it as eager does.
     """
+    return dict(_table(frozenset(keep), fallback_random))
+
+
+@lru_cache(4)
+def _table(keep: frozenset[str], fallback_random: bool) -> dict[Any, Callable[..., Any]]:
     made = {op: f for name, (op, f) in _all().items() if name not in keep or name in ALWAYS}
     if fallback_random:
         made[torch.ops.aten.native_dropout.default] = loss.eager_dropout
@@ -270,19 +275,19 @@ def decompositions(keep: Collection[str] = (), *, fallback_random: bool = False)
 
 @cache
 def _all() -> dict[str, tuple[Any, Callable[..., Any]]]:
-    """By the names of ops."""
+    """By the names of ops, put together here: an op takes as long to say its own as to be found."""
     from torch._decomp import decomposition_table
 
     table = foreach_decompositions()
     for name in TORCHS:
         op = _op(name)
         if op in decomposition_table:
-            table[op] = decomposition_table[op]
+            table[f"aten.{name}"] = op, decomposition_table[op]
     for name, function in OWN.items():
         op = _op(name)
         if op is not None:
-            table[op] = function
-    return {str(op): (op, function) for op, function in table.items()}
+            table[f"aten.{name}"] = op, function
+    return table
 
 
 def _op(name: str) -> Any:

@@ -1,5 +1,7 @@
 """A graph from AOTAutograd is read: equal nodes merged, collectives arranged, and all written down as an ``ir.Graph``."""
 
+from typing import NamedTuple
+
 import torch
 from torch import fx
 
@@ -7,8 +9,16 @@ from lowc.errors import InternalError, LowcError
 from lowc.frontend import collectives
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.importer import import_graph
-from lowc.frontend.unread import Reading, constants_of, knowledge
+from lowc.frontend.unread import constants_of, knowledge
 from lowc.ir.graph import Graph
+
+
+class Reading(NamedTuple):
+    """``repeatable``: whether a graph of the same text can do without: reading has told torch nothing about sizes."""
+
+    graph: Graph
+    constants: list[torch.Tensor]
+    repeatable: bool
 
 
 def read(gm: fx.GraphModule, name: str, strict: bool) -> Reading:

@@ -18,7 +18,7 @@ import logging
 import operator
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
@@ -30,27 +30,25 @@ from lowc.frontend.source import user_line
 from lowc.frontend.symbols import SYMBOLIC, hint_of_symbol, numbers
 
 if TYPE_CHECKING:
-    from lowc.ir.graph import Graph
+    from lowc.frontend.read import Reading
 
 log = logging.getLogger("lowc.cache")
 
 
-class Reading(NamedTuple):
-    """``repeatable``: whether a graph of the same text can do without: reading has told torch nothing about sizes."""
-
-    graph: "Graph"
-    constants: list[Tensor]
-    repeatable: bool
-
-
-class Source(NamedTuple):
+class Source:
     """A graph called ``name``.  ``constants``: the tensors that it holds; ``text``: see ``text_of``; ``read``: reads it, can
     be asked once, after ``text``, and raises Unsupported."""
 
-    name: str
-    constants: list[Tensor]
-    text: Callable[[], tuple[str, list[str]]]
-    read: Callable[[], Reading]
+    __slots__ = ("constants", "name", "read", "text")
+
+    def __init__(
+        self,
+        name: str,
+        constants: list[Tensor],
+        text: Callable[[], tuple[str, list[str]]],
+        read: "Callable[[], Reading]",
+    ) -> None:
+        self.name, self.constants, self.text, self.read = name, constants, text, read
 
 
 def text_of(gm: fx.GraphModule, name: str) -> tuple[str, list[str]]:

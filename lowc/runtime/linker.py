@@ -17,7 +17,6 @@ import mmap
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
 
 from lowc.errors import CodegenError
 
@@ -35,14 +34,12 @@ _JUMP = bytes((0xFF, 0x25, 2, 0, 0, 0, 0xCC, 0xCC))  # jmp [rip + 2]; the addres
 _SLOT = len(_JUMP) + 8
 
 
-class _Section(NamedTuple):
-    kind: int
-    flags: int
-    start: int
-    size: int
-    link: int
-    info: int
-    align: int
+class _Section:
+    __slots__ = ("align", "flags", "info", "kind", "link", "size", "start")
+
+    def __init__(self, kind: int, flags: int, start: int, size: int, link: int, info: int, align: int) -> None:
+        self.kind, self.flags, self.start, self.size = kind, flags, start, size
+        self.link, self.info, self.align = link, info, align
 
 
 class Library:

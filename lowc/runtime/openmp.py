@@ -28,8 +28,25 @@ def library() -> str | None:
     import torch
 
     home = os.path.dirname(torch.__file__)
-    paths = loaded()
-    return next((p for p in paths if p.startswith((home, f"{home}.libs"))), paths[0] if paths else None)
+    for folder in (os.path.join(home, "lib"), f"{home}.libs"):
+        # A look at two folders: the system takes a millisecond to write down what is mapped, as ``loaded`` has it do.
+        names = sorted(filter(_is_runtime, os.listdir(folder))) if os.path.isdir(folder) else []
+        for path in (os.path.join(folder, name) for name in names):
+            if _handle(path) is not None:
+                return path
+    return next(iter(loaded()), None)
+
+
+def _is_runtime(name: str) -> bool:
+    return name.startswith(("libgomp", "libiomp5", "libomp."))
+
+
+def _handle(path: str) -> ctypes.CDLL | None:
+    """The library at ``path``, if it is in this process."""
+    try:
+        return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return None
 
 
 def loaded() -> list[str]:
@@ -40,7 +57,7 @@ def loaded() -> list[str]:
     except OSError:
         return []
     files = dict.fromkeys(os.fsdecode(line.split(maxsplit=5)[5]) for line in lines)
-    return [f for f in files if os.path.basename(f).startswith(("libgomp", "libiomp5", "libomp."))]
+    return [f for f in files if _is_runtime(os.path.basename(f))]
 
 
 @cache

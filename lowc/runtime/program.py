@@ -11,14 +11,14 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import _profiler_enabled
 
 from lowc.errors import LowcError
 from lowc.host import Host
-from lowc.runtime import arena, externs, failures, tensors
+from lowc.runtime import arena, externs, tensors
 from lowc.runtime.names import TORCH_NAMES
 
 if TYPE_CHECKING:
@@ -30,18 +30,17 @@ Made = Callable[[], "Artifact"]
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Program(NamedTuple):
+class Program:
     """One compiled graph: what it runs, the host program's text, and the function to call (which has the Program as its
     attribute ``program``, and ``_boxed_call``, by which torch knows that it empties its argument).  ``made``: what it
     runs, which a program from the cache reads only when somebody asks.  ``code``: ``host.source`` compiled. ``gpu``: on
     a GPU, ``cuda.program.Gpu``.
     """
 
-    made: Made
-    host: Host
-    code: CodeType
-    call: Call
-    gpu: Any = None
+    __slots__ = ("call", "code", "gpu", "host", "made")
+
+    def __init__(self, made: Made, host: Host, code: CodeType, call: Call, gpu: Any = None) -> None:
+        self.made, self.host, self.code, self.call, self.gpu = made, host, code, call, gpu
 
     @property
     def artifact(self) -> "Artifact":
@@ -264,6 +263,7 @@ def failure(artifact: "Artifact", code: int) -> Exception:
     line.
     """
     from lowc.ir.nodes import Launch
+    from lowc.runtime import failures
 
     kind, step = code % 16, code // 16
     launch = artifact.module.steps[step] if 0 <= step < len(artifact.module.steps) else None

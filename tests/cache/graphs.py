@@ -9,7 +9,8 @@ import torch
 
 from lowc import reuse
 from lowc.cache.folder import Folder
-from lowc.frontend.unread import Reading, Source
+from lowc.frontend.read import Reading
+from lowc.frontend.unread import Source
 from lowc.ir import types
 from lowc.ir.graph import Graph, Input, Node, Ref, TensorMeta, devices_of
 from lowc.ir.graph_printer import print_graph

@@ -105,7 +105,7 @@ def test_values_gradients_and_strides(name: str, form: torch.memory_format) -> N
 def test_inference_and_training_change_layouts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     real = channels_last.to_channels_last
-    monkeypatch.setattr("lowc.frontend.aot.to_channels_last", lambda *given: seen.append(real(*given)))
+    monkeypatch.setattr("lowc.frontend.channels_last.to_channels_last", lambda *given: seen.append(real(*given)))
     torch.manual_seed(0)
     model = Mobile().eval().to(dtype)
     x = torch.randn(2, 3, 14, 10, dtype=dtype)
@@ -123,7 +123,7 @@ def test_layouts_can_be_kept(options: dict[str, Any], monkeypatch: pytest.Monkey
     def never(*given: Any) -> None:
         raise AssertionError("changed nevertheless")
 
-    monkeypatch.setattr("lowc.frontend.aot.to_channels_last", never)
+    monkeypatch.setattr("lowc.frontend.channels_last.to_channels_last", never)
     model = nn.Conv2d(3, 8, 3)
     x = torch.randn(1, 3, 9, 9)
     with torch.no_grad():

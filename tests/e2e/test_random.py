@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import lowc
-from lowc.frontend import random
+from lowc.frontend import aot, random
 from lowc.ir.philox import WORD
 
 COUNT = 40_000
@@ -33,6 +33,14 @@ def compiled(f: Callable[..., Any], dynamic: bool | None = None, **options: Any)
 def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     words = [torch.tensor([c]) for c in counter]
     assert tuple(int(w) for w in random.philox_words(words, [torch.tensor([k]) for k in key])) == wanted
+
+
+def test_what_draws_is_known_by_its_tag() -> None:
+    """By which a process knows whether it has to load what replaces it."""
+    for name in random._REPLACED:
+        _, packet, overload = name.split(".")
+        assert aot._draws(getattr(getattr(torch.ops.aten, packet), overload)), name
+    assert not aot._draws(torch.ops.aten.exp.default)
 
 
 KINDS: dict[str, Callable[[int], Tensor]] = {

@@ -6,6 +6,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from lowc.frontend.aot import CHANNELS_LAST
 from lowc.frontend.channels_last import to_channels_last
 
 A = torch.ops.aten
@@ -37,7 +38,7 @@ def test_one_copy_in_and_one_out() -> None:
         return conv(torch.relu(conv(torch.relu(conv(x)))))
 
     gm = graph_of(function, (2, 6, 8, 8))
-    assert to_channels_last(gm.graph)
+    assert to_channels_last(gm.graph, CHANNELS_LAST)
     assert copies(gm) == 2
     (output,) = gm.graph.find_nodes(op="output")
     assert output.args[0].meta["val"].is_contiguous()
@@ -52,7 +53,7 @@ def test_memory_is_read_as_it_lay() -> None:
         return A.as_strided.default(y, [3, 5], [7, 1], 2), y.view(2, 6 * 8, 8) * 2
 
     gm = graph_of(function, (2, 6, 8, 8))
-    assert to_channels_last(gm.graph)
+    assert to_channels_last(gm.graph, CHANNELS_LAST)
     same(gm, function, (2, 6, 8, 8))
 
 
@@ -62,7 +63,7 @@ def test_results_that_were_permuted_are_so_again() -> None:
 
     gm = graph_of(function, (2, 6, 8, 8))
     before = gm.graph.output_node().args[0].meta["val"].stride()  # type: ignore[union-attr]
-    assert to_channels_last(gm.graph)
+    assert to_channels_last(gm.graph, CHANNELS_LAST)
     assert gm.graph.output_node().args[0].meta["val"].stride() == before  # type: ignore[union-attr]
     same(gm, function, (2, 6, 8, 8))
 
@@ -73,7 +74,7 @@ def test_a_loss_and_what_is_detached_of_it_are_no_reason() -> None:
         return loss, loss.detach()
 
     gm = graph_of(function, (2, 6, 8, 8))
-    assert to_channels_last(gm.graph)
+    assert to_channels_last(gm.graph, CHANNELS_LAST)
     same(gm, function, (2, 6, 8, 8))
 
 
@@ -87,4 +88,4 @@ def test_others_stay(case: str) -> None:
         return nn.functional.conv_transpose2d(x, W) if case == "transposed" else nn.functional.conv2d(x, W[:, :, :1, :1])
 
     gm = graph_of(function, (2, 6, 1, 1) if case == "one place" else (2, 6, 8, 8))
-    assert not to_channels_last(gm.graph)
+    assert not to_channels_last(gm.graph, CHANNELS_LAST)

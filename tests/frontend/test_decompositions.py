@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from lowc.frontend.decompositions import OWN, TORCHS, decompositions
+from lowc.frontend.decompositions import OWN, TORCHS, _all, decompositions
 
 aten = torch.ops.aten
 
@@ -264,3 +264,8 @@ def test_keep() -> None:
 def test_no_random_number_is_drawn_another_way() -> None:
     random = {op for op in decompositions() if torch.Tag.nondeterministic_seeded in op.tags}
     assert random <= {aten.native_dropout.default}
+
+
+def test_the_table_is_by_the_names_that_ops_have() -> None:
+    assert all(str(op) == name for name, (op, _) in _all().items())
+    assert {op for op, _ in _all().values()} == set(decompositions())
