@@ -3,13 +3,15 @@
 Measured (``benchmarks/results/matmul_cpu.md``): f32 on AVX-512, beside MKL.  On processors of Intel, where each element of a
 factor is used often, MKL is as fast or faster; where few rows meet weights that lie along the depth, as in a linear layer of a
 small batch, it is not, since weights can be read once, as they lie.  On AMD's Zen 5 lowc's own take half of MKL's time at all
-measured sizes, on Zen 4 less than MKL's, too.  Whatever was not measured stays ATen's.
+measured sizes, on Zen 4 less than MKL's, too.  Those of bf16 are by pairs there (``scheduler/pairs.py``), as oneDNN's are, beside
+which they were measured on Zen 5: faster where the weights' way from memory is the time, as fast, with what follows them for
+nothing, where multiplications are.  Whatever was not measured stays ATen's.
 """
 
 from math import prod
 
 from lowc.ir.index import constant
-from lowc.ir.types import f32
+from lowc.ir.types import bf16, f32
 from lowc.lowering.values import Value
 from lowc.options import Options
 from lowc.target import Target
@@ -29,7 +31,11 @@ def own(x: Value, y: Value, options: Options | None, target: Target | None, made
     """
     if options is None or target is None or options.matmul != "auto" or options.numerics == "strict":
         return False
-    if target.kind != "x86" or target.vector_bits < 512 or x.dtype != f32:
+    if target.kind != "x86" or target.vector_bits < 512:
+        return False
+    if x.dtype == bf16:
+        return target.cpu.startswith(ZEN) and "avx512bf16" in target.ops and _on_zen(x, y)
+    if x.dtype != f32:
         return False
     if target.cpu.startswith(ZEN):
         return _on_zen(x, y)
