@@ -103,7 +103,7 @@ def test_strict_numerics_do_without() -> None:
       } }
     }"""
     for numerics, paired in (("fast", True), ("strict", False)):
-        module = pipeline.run(parse_module(text), replace(BF16, cores=1), Options(numerics=numerics, check=True))  # type: ignore[arg-type]
+        module = pipeline.run(parse_module(text), replace(BF16, cores=1), Options(numerics=numerics, check=True))
         (step,) = module.steps
         assert isinstance(step, Launch)
         assert ("dot2" in ops(step.kernel)) is paired
