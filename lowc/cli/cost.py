@@ -22,6 +22,7 @@ _FLOPS = {
     "fma": 2,
     "mad": 2,
     "product": 1,
+    "dot2": 3,
 }
 
 

@@ -3,7 +3,7 @@
 A row gives the arity, the kinds of dtype it takes (letters of ``types.DType.kind``), the rule for the result dtype, and its
 numpy meaning, which is the reference for the interpreter and for every backend.  Rules: ``same`` (all arguments and the
 result have one dtype), ``bool`` (arguments of one dtype, result bool), ``given`` (the node says), ``select`` (bool, T, T → T),
-``first`` (the dtype of the first argument).
+``first`` (the dtype of the first argument), ``fixed`` (``takes`` says what it takes and gives).
 
 numpy functions see arrays already widened to the compute dtype (f32 for f16 and bf16) and are rounded afterwards.
 """
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from lowc.ir.fma import fma
-from lowc.ir.types import DType, bool_
+from lowc.ir.types import DType, bf16, bool_, f32, u32
 
 
 @dataclass(frozen=True, slots=True)
 class OpRow:
     """``ulp``, ``double``: bounds of the error of lowc's own expansions of f32 and (with fma) f64, in units in the last place
-    (0: exactly rounded or exact)."""
+    (0: exactly rounded or exact).  ``takes``: the dtype of all arguments, and that of the result, where rows have but those."""
 
     name: str
     arity: int
@@ -32,6 +32,7 @@ class OpRow:
     ulp: float = 0.0
     double: float = 0.0
     infix: str = ""
+    takes: tuple[DType, DType] | None = None
 
 
 _where: Callable[..., Any] = np.where
@@ -63,6 +64,17 @@ def _tf32(x: Any) -> Any:
     odd = (bits >> word(dropped)) & word(1)
     kept = (bits + word((1 << dropped - 1) - 1) + odd) & ~word((1 << dropped) - 1)
     return _where(np.isnan(x), x, kept.view(np.asarray(x).dtype))
+
+
+def _pair(a: Any, b: Any) -> Any:
+    low, high = (np.asarray(x, np.float32).view(np.uint32) for x in (a, b))
+    return (low >> np.uint32(16)) | (high & np.uint32(0xFFFF0000))
+
+
+def _dot2(x: Any, y: Any) -> Any:
+    halves = [[h.view(np.float32) for h in (v << np.uint32(16), v & np.uint32(0xFFFF0000))] for v in map(np.asarray, (x, y))]
+    (a, b), (c, d) = halves
+    return (a * c + np.float32(0.0)) + b * d
 
 
 def _check_index(value: Any, size: Any, mask: Any) -> Any:
@@ -147,6 +159,11 @@ OPS: dict[str, OpRow] = {
         # a product that a sum may take up before it is rounded (``v add= product(a, b)``); a target without fma rounds it
         OpRow("product", 2, "f", "same", np.multiply, commutative=True),
         OpRow("mulhi", 2, "u", "same", _mulhi),
+        # two bf16 in 32 bits, the first in the lower half
+        OpRow("pair", 2, "f", "fixed", _pair, takes=(bf16, u32)),
+        # of two pairs, the sum of both products from +0.0 on, for sums as ``product`` is: products are exact, additions round to
+        # f32; what is denormal, of factors or of sums, may count as 0
+        OpRow("dot2", 2, "u", "fixed", _dot2, commutative=True, takes=(u32, f32)),
         OpRow("sqrt", 1, "f", "same", np.sqrt),
         OpRow("copysign", 2, "f", "same", np.copysign),
         # instructions of GPUs, a few units in the last place off: 2**x, 1/x (for normal x and 1/x)
@@ -284,6 +301,10 @@ def result_dtype(row: OpRow, args: tuple[DType, ...], given: DType | None) -> DT
     for dtype in checked:
         if dtype.kind not in row.kinds:
             raise ValueError(f"{row.name} does not take {dtype}")
+    if row.takes is not None:
+        if any(d != row.takes[0] for d in args):
+            raise ValueError(f"{row.name} takes {row.takes[0]}, got {', '.join(map(str, args))}")
+        return row.takes[1]
     if row.rule in ("same", "bool") and any(d != args[0] for d in args):
         raise ValueError(f"{row.name} takes arguments of one dtype, got {', '.join(map(str, args))}")
     if row.rule == "select" and (args[0] != bool_ or args[1] != args[2]):

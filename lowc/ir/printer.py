@@ -340,6 +340,8 @@ def _natural(row: OpRow, op: Op) -> bool:
     dtype = args[1 if row.rule == "select" else 0].dtype
     if dtype.kind not in row.kinds:
         return False
+    if row.takes is not None:
+        return op.dtype == row.takes[1] and all(a.dtype == row.takes[0] for a in args)
     if row.rule == "same":
         return op.dtype == dtype and all(a.dtype == dtype for a in args[1:])
     if row.rule == "bool":

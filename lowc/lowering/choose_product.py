@@ -3,13 +3,15 @@
 Measured (``benchmarks/results/matmul_cpu.md``): f32 on AVX-512, beside MKL.  On processors of Intel, where each element of a
 factor is used often, MKL is as fast or faster; where few rows meet weights that lie along the depth, as in a linear layer of a
 small batch, it is not, since weights can be read once, as they lie.  On AMD's Zen 5 lowc's own take half of MKL's time at all
-measured sizes, on Zen 4 less than MKL's, too.  Whatever was not measured stays ATen's.
+measured sizes, on Zen 4 less than MKL's, too.  Those of bf16 are by pairs there (``scheduler/pairs.py``), as oneDNN's are, beside
+which they were measured on Zen 5: 1.1 to 2.7 times as fast for up to 64 rows, and as fast or a little faster for more, unless the
+depth is odd or small.  Whatever was not measured stays ATen's.
 """
 
 from math import prod
 
 from lowc.ir.index import constant
-from lowc.ir.types import f32
+from lowc.ir.types import bf16, f32
 from lowc.lowering.values import Value
 from lowc.options import Options
 from lowc.target import Target
@@ -18,6 +20,7 @@ ROWS = range(2, 65)  # rows of the left factor …
 WEIGHTS = 1 << 18  # … and elements of the right one, from which on the call of ATen itself is no part of the time
 NARROW = 256  # columns, and depth, below which no run of weights is long enough
 ZEN = "znver"  # how LLVM's names of AMD's processors begin
+DEEP = 128  # depth of products of pairs: of less, rounding the sums to bf16, which oneDNN has an instruction for, takes too long
 LEAST_WORK = 1 << 20  # multiply-adds; of smaller products, on Zen, the call is most of the time
 
 
@@ -29,7 +32,13 @@ def own(x: Value, y: Value, options: Options | None, target: Target | None, made
     """
     if options is None or target is None or options.matmul != "auto" or options.numerics == "strict":
         return False
-    if target.kind != "x86" or target.vector_bits < 512 or x.dtype != f32:
+    if target.kind != "x86" or target.vector_bits < 512:
+        return False
+    if x.dtype == bf16:
+        depth = constant(x.shape[-1]) or 0
+        deep = depth >= DEEP and depth % 2 == 0  # of an odd one, the last pair of each row is masked
+        return target.cpu.startswith(ZEN) and "avx512bf16" in target.ops and deep and _on_zen(x, y)
+    if x.dtype != f32:
         return False
     if target.cpu.startswith(ZEN):
         return _on_zen(x, y)

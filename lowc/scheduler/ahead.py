@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from lowc.errors import ScheduleError
 from lowc.ir.index import Atom, Axis, Index, ix, minimum, mod
 from lowc.ir.nodes import Buffer, Const, Expr, For, Kernel, Load, Op, Stmt, Store, Update
+from lowc.ir.ops import identity
 from lowc.ir.walk import Substitution, free_atoms, has_check, make_kernel, names, parts, stores
 from lowc.scheduler.contraction import folded, innermost, is_product
 from lowc.scheduler.nest import chain, nested
@@ -74,7 +75,7 @@ def ahead(kernel: Kernel, step: Ahead) -> Kernel:
     copy = _Copy(step, depth.axis, along, batch, taken, factor)
     args = list(value.args)
     args[step.factor] = Load(copy.memory, (copy.place({a: ix(a) for a in batch}, ix(along), ix(depth.axis)),))
-    new = Update(update.vars, update.reducer, (Op("product", tuple(args), value.dtype),))
+    new = Update(update.vars, update.reducer, (Op(value.name, tuple(args), value.dtype),))
     body: tuple[Stmt, ...] = (acc, For(depth.axis, (new,), depth.kind), *rest)
     for loop in reversed(loops):
         body = (For(loop.axis, body, loop.kind),)
@@ -150,4 +151,5 @@ class _Copy:
         else:
             place = self.address(numbers, self.along.extent + edge, ix(depth), ix(0))
             axes = [edge, depth]
-        return nested([*batch.values(), *axes], (Store(self.memory, (place,), Const(0.0, self.factor.dtype)),))
+        zero = Const(identity("add", self.factor.dtype), self.factor.dtype)
+        return nested([*batch.values(), *axes], (Store(self.memory, (place,), zero),))

@@ -35,7 +35,9 @@ from lowc.ir.nodes import (
     Update,
     Var,
 )
+from lowc.ir.pairs import neighbours
 from lowc.ir.scan import running
+from lowc.ir.types import DType
 from lowc.ir.walk import (
     Substitution,
     exprs,
@@ -333,33 +335,35 @@ def tiled(loop: For, step: Tile, taken: set[str]) -> tuple[Stmt, ...]:
 
 def staged_loads(
     body: Sequence[Stmt], row: Axis, column: Axis, count: int, space: str, taken: set[str]
-) -> dict[int, tuple[Buffer, Load]]:
-    """By ``id``, the loads of ``body`` that ``_transposed`` tells, each with the tile of ``count`` elements that it shall come
-    from: one for equal loads."""
-    staged: dict[int, tuple[Buffer, Load]] = {}
-    tiles: dict[tuple[int, tuple[Index, ...]], Buffer] = {}
+) -> dict[int, tuple[Buffer, Expr]]:
+    """By ``id``, the loads of ``body`` (and pairs of neighbours) that ``_transposed`` tells, each with the tile of ``count``
+    elements that it shall come from: one for equal loads."""
+    staged: dict[int, tuple[Buffer, Expr]] = {}
+    tiles: dict[tuple[int, tuple[Index, ...], DType], Buffer] = {}
     for part in {id(p): p for s in statements(body) for e in exprs(s) for p in parts(e)}.values():
-        if isinstance(part, Load) and part.mask is None and _transposed(part, row, column):
-            key = id(part.buffer), part.index
+        first = neighbours(part) or part
+        step = 1 if first is part else 2
+        if isinstance(first, Load) and first.mask is None and _transposed(first, row, column, step):
+            key = id(first.buffer), first.index, part.dtype
             if key not in tiles:
-                name = fresh(f"{part.buffer.name}_tile", taken)
+                name = fresh(f"{first.buffer.name}_tile", taken)
                 tiles[key] = Buffer(name, part.dtype, (ix(count),), (ix(1),), space)
             staged[id(part)] = (tiles[key], part)
     return staged
 
 
-def from_tiles(body: Sequence[Stmt], staged: dict[int, tuple[Buffer, Load]], place: Index) -> tuple[Stmt, ...]:
+def from_tiles(body: Sequence[Stmt], staged: dict[int, tuple[Buffer, Expr]], place: Index) -> tuple[Stmt, ...]:
     """``body`` with the staged loads read from their tiles, at ``place``."""
     memo: dict[int, Expr] = {key: Load(tile, (place,)) for key, (tile, _) in staged.items()}
     return tuple([map_exprs(s, lambda e: rewrite(e, lambda p: p, memo)) for s in body])
 
 
-def _transposed(load: Load, row: Axis, column: Axis) -> bool:
-    """Whether ``load`` is contiguous along ``row`` and strided along ``column``."""
+def _transposed(load: Load, row: Axis, column: Axis, step: int) -> bool:
+    """Whether ``load`` is contiguous along ``row``, every ``step``-th element, and strided along ``column``."""
     along, rest = split(load.index[0], row)
     across, rest = split(rest, column)
     return (
-        constant(along) == 1
+        constant(along) == step
         and constant(across) not in (0, 1)
         and row not in index_atoms(rest)
         and column not in index_atoms(rest)

@@ -15,12 +15,13 @@ What a schedule costs is estimated in cycles of a core that starts two multiply-
 from dataclasses import dataclass, replace
 
 from lowc.ir.index import Axis, constant
-from lowc.ir.nodes import Expr, For, Kind, Load
+from lowc.ir.nodes import Expr, For, Kind
+from lowc.ir.types import u32
 from lowc.ir.walk import free_atoms
 from lowc.scheduler.ahead import Ahead, memory
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
 from lowc.scheduler.contract import Step
-from lowc.scheduler.contraction import Contraction, contiguous, innermost
+from lowc.scheduler.contraction import Contraction, as_it_lies, contiguous, innermost
 from lowc.scheduler.grid import Grid
 from lowc.scheduler.nest import estimate, iterations
 from lowc.scheduler.outward import Outward
@@ -102,8 +103,7 @@ def _copied(form: Form, tall: int) -> str:
     if _across(factor, rows, depth):
         return "panels"
     known = constant(rows.extent)
-    plain = isinstance(factor, Load) and factor.mask is None and contiguous(factor, depth)
-    return "" if plain and known is not None and known % tall == 0 else "rows"
+    return "" if as_it_lies(factor, depth) and known is not None and known % tall == 0 else "rows"
 
 
 def _across(factor: Expr, along: Axis, depth: Axis) -> bool:
@@ -123,7 +123,7 @@ def _sizes(form: Form, lanes: int, target: Target, cores: int) -> list[tuple[flo
     room = target.l2 * 7 // 10 // size
     known = not form.turned and None not in (constant(form.rows.axis.extent), constant(found.columns.axis.extent))
     best: dict[bool, tuple[float, Sizes]] = {}
-    for cycles, tile in tiles(rows, columns, lanes, target):
+    for cycles, tile in tiles(rows, columns, found.left.dtype, target):
         tall, across = tile
         copied = _copied(form, tall)
         if copied == "panels" and tall & (tall - 1):
@@ -133,6 +133,8 @@ def _sizes(form: Form, lanes: int, target: Target, cores: int) -> list[tuple[flo
         if max(left, right) * size > LARGEST:
             continue
         copying = _copying(form, found.right, found.columns) * right + _copying(form, found.left, form.rows) * left
+        if copied == "panels" and found.left.dtype == u32 and tall < lanes:
+            copying += _copying(form, found.left, form.rows) * left * (lanes / tall - 1)  # a panel's row is a part of a vector
         fixed = copying / cores + (FORK if cores > 1 else 0)
         fetch = STREAM if right * size <= target.l2 // 2 else FETCH
         for high in lengths(rows, tall):

@@ -1,5 +1,6 @@
 """Choosing the Schedule of a contraction on a CPU: blocks for the cores, packed factors, tiles of registers.
 
+    Pairs       factors of bf16 two at a time, where the processor multiplies them so
     Grid        blocks of rows x columns over the cores; a block's sums, and its packed factors, fit into half of the L2 cache
     Outward     the sums of a block in an array
     Split       the depth in slices, so that a panel of the packed factors stays near
@@ -12,17 +13,18 @@ What a block costs is estimated in cycles of a core that starts two multiply-add
 from dataclasses import dataclass
 
 from lowc.ir.index import Axis, constant
-from lowc.ir.nodes import PARALLEL, Expr, For, Kernel, Kind, Load
-from lowc.scheduler import choose_ahead, choose_thin
+from lowc.ir.nodes import PARALLEL, Expr, For, Kernel, Kind
+from lowc.scheduler import choose_ahead, choose_thin, contract
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
 from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.choose_thin import Thin
 from lowc.scheduler.contract import Step
-from lowc.scheduler.contraction import Contraction, contiguous, find
+from lowc.scheduler.contraction import Contraction, as_it_lies, contiguous, find
 from lowc.scheduler.grid import Grid
 from lowc.scheduler.nest import estimate
 from lowc.scheduler.outward import Outward
 from lowc.scheduler.pack import Pack
+from lowc.scheduler.pairs import Pairs, narrow
 from lowc.scheduler.registers import Registers
 from lowc.scheduler.tiles import STACK, flight, lengths, slices, tiles
 from lowc.target import Target
@@ -55,6 +57,11 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
     found = find(kernel.body[0])
     if found is None:
         return ()
+    if "avx512bf16" in target.ops and None not in (narrow(found.left), narrow(found.right)):
+        first = Pairs(found.depth.axis.name)
+        paired = contract.apply(kernel, first)
+        if plans := choices(paired, target, threads):
+            return tuple([(first, *plan) for plan in plans])
     rows = 1 if found.rows is None else estimate(found.rows.axis.extent)
     columns, depth = estimate(found.columns.axis.extent), estimate(found.depth.axis.extent)
     lanes = target.vector_bits // found.left.dtype.bits
@@ -90,7 +97,7 @@ def _sizes(found: Contraction, lanes: int, target: Target, batch: int, cores: in
     across_rows = _across_rows(found)
     deeps = slices(found.depth)
     best: tuple[float, Sizes] | None = None
-    for cycles, tile in tiles(rows, columns, lanes, target):
+    for cycles, tile in tiles(rows, columns, found.left.dtype, target):
         if across_rows and tile[0] & (tile[0] - 1):
             continue  # as many lanes of a row are copied at a time
         widths = lengths(columns, tile[1])
@@ -121,7 +128,7 @@ def _direct(found: Contraction, tile: int, block: int) -> bool:
     assert found.rows is not None
     rows = constant(found.rows.axis.extent)
     whole = rows is not None and rows % block == 0 and block % tile == 0
-    return whole and isinstance(found.left, Load) and found.left.mask is None and contiguous(found.left, found.depth.axis)
+    return whole and as_it_lies(found.left, found.depth.axis)
 
 
 def _packing(factor: Expr, axis: Axis, other: Axis) -> float:

@@ -8,10 +8,10 @@ copying it in the order of use would cost more than it saves.  That factor is re
 from dataclasses import dataclass
 
 from lowc.ir.index import Index, constant
-from lowc.ir.nodes import For, Kind, Load
+from lowc.ir.nodes import For, Kind
 from lowc.scheduler.apply import Bind, Reorder, Split
 from lowc.scheduler.contract import Step
-from lowc.scheduler.contraction import Contraction, contiguous
+from lowc.scheduler.contraction import Contraction, as_it_lies, contiguous
 from lowc.scheduler.dots import Dots
 from lowc.scheduler.gather import Gather
 from lowc.scheduler.grid import Grid
@@ -100,7 +100,7 @@ def _dots(thin: Thin, target: Target) -> tuple[Step, ...]:
     if high > 8 and estimate(found.depth.axis.extent) > SLICE + SLICE // 4:
         plan.append(Split(depth, SLICE))
         depth = f"{depth}_i"
-    direct = isinstance(found.left, Load) and contiguous(found.left, found.depth.axis)
+    direct = as_it_lies(found.left, found.depth.axis)
     if high > 1 and not direct:
         deep = constant(found.depth.axis.extent)
         room = SLICE if depth.endswith("_i") else deep

@@ -15,6 +15,7 @@ from lowc.scheduler.online import Online, online
 from lowc.scheduler.online_dots import OnlineDots, online_dots
 from lowc.scheduler.outward import Outward, outward
 from lowc.scheduler.pack import Pack, pack
+from lowc.scheduler.pairs import Pairs, pairs
 from lowc.scheduler.registers import Registers, registers
 from lowc.scheduler.relay import Relayed, relayed
 from lowc.scheduler.relay_across import RelayedAcross, relayed_across
@@ -23,7 +24,7 @@ from lowc.scheduler.settle import Settle, settle
 from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
 Blocks = Online | OnlineDots | GradientBlocks | Relayed | RelayedGradient | RelayedAcross | Depthwise | Direct
-Step = Primitive | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Blocks
+Step = Primitive | Pairs | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Blocks
 
 
 def apply(kernel: Kernel, step: Step) -> Kernel:
@@ -38,6 +39,8 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
         body = at_loop(body, step.axes[0], lambda loop: grid(loop, step, taken))
     elif isinstance(step, Outward):
         body = at_loop(body, step.axes[0], lambda loop: outward(loop, step, taken))
+    elif isinstance(step, Pairs):
+        body = at_loop(body, step.axis, lambda loop: pairs(loop, step))
     elif isinstance(step, Pack):
         body = at_loop(body, step.axis, lambda loop: pack(loop, step, taken))
     elif isinstance(step, Registers):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from lowc.ir.index import Axis, constant, split
 from lowc.ir.nodes import Acc, Expr, For, Let, Load, Op, Stmt, Store, Update
+from lowc.ir.pairs import neighbours
 from lowc.ir.walk import Substitution, free_atoms, parts, statements, stores
 from lowc.scheduler.nest import chain, estimate
 
@@ -42,7 +43,7 @@ def has_products(body: Sequence[Stmt]) -> bool:
 
 
 def is_product(expr: Expr) -> bool:
-    return isinstance(expr, Op) and expr.name == "product"
+    return isinstance(expr, Op) and expr.name in ("product", "dot2")
 
 
 def innermost(body: Sequence[Stmt]) -> tuple[Acc, For, tuple[Stmt, ...]] | None:
@@ -93,9 +94,32 @@ def find(loop: For) -> Contraction | None:
 
 
 def contiguous(factor: Expr, axis: Axis) -> bool:
-    """Whether all that ``factor`` reads and that changes with ``axis`` is contiguous along it."""
-    steps = [constant(split(p.index[-1], axis)[0]) for p in parts(factor) if isinstance(p, Load)]
-    return 1 in steps and all(step in (0, 1) for step in steps)
+    """Whether all that ``factor`` reads and that changes with ``axis`` is contiguous along it; pairs are if they follow on one
+    another."""
+    if isinstance(factor, Op) and factor.name == "pair":
+        first, second = factor.args
+        if _steps(first, axis) == {2}:
+            return all(_pairs_up(*each) for each in zip(_reads(first), _reads(second), strict=True))
+    steps = _steps(factor, axis)
+    return 1 in steps and steps <= {0, 1}
+
+
+def as_it_lies(factor: Expr, axis: Axis) -> bool:
+    """Whether ``factor`` is an element of memory, or a pair of neighbours, and contiguous along ``axis``."""
+    plain = neighbours(factor) is not None or (isinstance(factor, Load) and factor.mask is None)
+    return plain and contiguous(factor, axis)
+
+
+def _reads(factor: Expr) -> list[Load]:
+    return [p for p in parts(factor) if isinstance(p, Load)]
+
+
+def _steps(factor: Expr, axis: Axis) -> set[int | None]:
+    return {constant(split(p.index[-1], axis)[0]) for p in _reads(factor)}
+
+
+def _pairs_up(first: Load, second: Load) -> bool:
+    return first.buffer is second.buffer and constant(second.index[-1] - first.index[-1]) == 1
 
 
 def _contiguous(outer: Sequence[For], rest: Sequence[Stmt]) -> For:

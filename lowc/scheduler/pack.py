@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from lowc.errors import ScheduleError
 from lowc.ir.index import Axis, Index, constant, ix, minimum, mod
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Load, Op, Stmt, Store
+from lowc.ir.ops import identity
 from lowc.ir.walk import Substitution, free_atoms, has_check
 from lowc.scheduler.apply import maximum_size
 from lowc.scheduler.contraction import is_product
@@ -64,7 +65,7 @@ def pack(loop: For, step: Pack, taken: set[str]) -> tuple[Stmt, ...]:
     copies = (_panels if step.panel else _rows)(loop.axis, along[0], factor, packed, step)
     args = list(value.args)
     args[step.factor] = _read(loop.axis, along[0], packed, step)
-    new = Store(add.buffer, add.index, Op("product", tuple(args), value.dtype), add.mask, add.reducer)
+    new = Store(add.buffer, add.index, Op(value.name, tuple(args), value.dtype), add.mask, add.reducer)
     inner = nested([f.axis for f in loops[1:]], (new,))
     return (Alloc(packed), *copies, For(loop.axis, inner, loop.kind))
 
@@ -97,7 +98,7 @@ def _panels(depth: Axis, along: Axis, factor: Expr, packed: Buffer, step: Pack) 
         again = Axis(f"{step.name}_edge_depth", depth.extent)
         last = along.extent // size
         beyond = _address(step, last, along.extent % size + edge, ix(0), ix(again))
-        body += nested([again, edge], (Store(packed, (beyond,), Const(0.0, packed.dtype)),))
+        body += nested([again, edge], (Store(packed, (beyond,), Const(identity("add", packed.dtype), packed.dtype)),))
     return body
 
 
@@ -111,5 +112,5 @@ def _rows(depth: Axis, along: Axis, factor: Expr, packed: Buffer, step: Pack) ->
         missing = (along.extent + (unit - 1)) // unit * unit - along.extent
         edge, again = Axis(f"{step.name}_edge", missing), Axis(f"{step.name}_edge_depth", depth.extent)
         beyond = _address(step, ix(0), ix(0), along.extent + edge, ix(again))
-        body += nested([edge, again], (Store(packed, (beyond,), Const(0.0, packed.dtype)),))
+        body += nested([edge, again], (Store(packed, (beyond,), Const(identity("add", packed.dtype), packed.dtype)),))
     return body

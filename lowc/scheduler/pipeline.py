@@ -94,7 +94,7 @@ ORDER: tuple[tuple[str, str, str], ...] = (
 )
 
 
-APPROXIMATING = frozenset({"ex2"})
+APPROXIMATING = frozenset({"ex2", "avx512bf16"})
 """Abilities of targets that strict numerics do without."""
 
 

@@ -31,6 +31,7 @@ from lowc.ir.index import (
 )
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Alloc, Buffer, Expr, For, FromIndex, Kind, Let, Load, Op, Stmt, Store, Var
+from lowc.ir.pairs import neighbours
 from lowc.ir.types import i64
 from lowc.ir.walk import Substitution, free_atoms, parts
 from lowc.scheduler.contraction import is_product
@@ -96,10 +97,10 @@ def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
         return place
 
     tile = Buffer(fresh("tile", taken), add.buffer.dtype, (ix(step.rows * step.columns),), (ix(1),), "local")
-    line = Buffer(fresh("line", taken), value.dtype, (ix(step.columns),), (ix(1),), "local")
+    line = Buffer(fresh("line", taken), value.args[1 - left].dtype, (ix(step.columns),), (ix(1),), "local")
     filled, row, column = axis(j, "l", step.columns), axis(i, "r", step.rows), axis(j, "r", step.columns)
     filled_y = at(None, filled).expr(value.args[1 - left])
-    one = Var(fresh(f"{i.name}_x", taken), value.dtype)
+    one = Var(fresh(f"{i.name}_x", taken), value.args[left].dtype)
     x = at(row, None).expr(value.args[left])
     if mod(i.extent, ix(step.rows)).terms:
         _loads_inside(x, step.roomy)
@@ -108,7 +109,7 @@ def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
     starts: list[Stmt] = []
     x, filled_y = (_from_start(e, {loop.axis, row, filled}, taken, starts) for e in (x, filled_y))
     asked = () if step.soon is None else _ask(step.soon, step, loop.axis, (value.args[left], filled_y), filled, above, taken)
-    product = Op("product", (one, Load(line, (ix(column),))), value.dtype)
+    product = Op(value.name, (one, Load(line, (ix(column),))), value.dtype)
     add_row = Store(tile, (ix(row) * step.columns + column,), product, None, "add")
     deep = (
         *asked,
@@ -138,17 +139,20 @@ def _tiles(axis: Axis, size: int) -> Index:
 
 
 def _from_start(expr: Expr, axes: set[Axis], taken: set[str], starts: list[Stmt]) -> Expr:
-    """``expr``, if it is a load, from an address that is named outside of the loops over ``axes``: where strides are symbols it
-    takes several multiplications, which nobody would move out of them."""
-    if not isinstance(expr, Load) or expr.mask is not None:
+    """``expr``, if it is a load, or a pair of neighbours, from an address that is named outside of the loops over ``axes``: where
+    strides are symbols it takes several multiplications, which nobody would move out of them."""
+    first = neighbours(expr) or expr
+    if not isinstance(first, Load) or first.mask is not None:
         return expr
-    terms = expr.index[0].terms
+    terms = first.index[0].terms
     fixed = Index(tuple([t for t in terms if axes.isdisjoint(index_atoms(Index((t,))))]))
     if constant(fixed) is not None:
         return expr
-    start = Var(fresh(f"{expr.buffer.name}_at", taken), i64)
+    start = Var(fresh(f"{first.buffer.name}_at", taken), i64)
     starts.append(Let(start, FromIndex(fixed, i64)))
-    return Load(expr.buffer, (expr.index[0] - fixed + Opaque(start.name),))
+    place = first.index[0] - fixed + Opaque(start.name)
+    moved = Load(first.buffer, (place,))
+    return moved if expr is first else Op("pair", (moved, Load(first.buffer, (place + 1,))), expr.dtype)
 
 
 def _ask(

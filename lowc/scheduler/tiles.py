@@ -2,6 +2,7 @@
 
 from lowc.ir.index import constant
 from lowc.ir.nodes import For
+from lowc.ir.types import DType, u32
 from lowc.ir.walk import exprs
 from lowc.scheduler.contraction import Contraction, innermost
 from lowc.scheduler.nest import estimate, weight
@@ -11,19 +12,24 @@ DEPTH = 512  # of a slice at most: panels of it stay in the L2 cache, and no sum
 STACK = 900 << 10  # bytes of scratch memory at most
 LINE = 0.5  # cycles for a vector of a panel, which comes from the L2 cache
 HIGH = 10  # rows of a tile at most: where rows are a power of two apart, more would not stay in the L1 cache, of 8 to 12 ways
+OF_PAIRS = 8  # registers beside a tile of dots: vdpbf16ps overwrites its sum, and LLVM, short of registers, moves all sums about
 CANDIDATES = 6  # tiles of registers that blocks are tried with
 
 
-def tiles(rows: int, columns: int, lanes: int, target: Target) -> list[tuple[float, tuple[int, int]]]:
-    """The best tiles of registers, (rows, columns), with the cycles for a sum's multiply-add in each."""
+def tiles(rows: int, columns: int, factor: DType, target: Target) -> list[tuple[float, tuple[int, int]]]:
+    """The best tiles of registers, (rows, columns), with the cycles for a sum's multiply-add in each, of factors of a dtype."""
+    lanes = target.vector_bits // factor.bits
     spare = 1 if "fma" in target.ops else 2
     loads = 0.9 if target.vector_bits == 512 else 2  # in a cycle
+    most, line = HIGH, LINE
+    if factor == u32:
+        spare, loads, most, line = OF_PAIRS, 1.8, 8, 1.0  # as measured on Zen 5, where 8 x 32 is best
     found: list[tuple[float, int, tuple[float, tuple[int, int]]]] = []
-    for high in range(1, HIGH + 1):
+    for high in range(1, most + 1):
         for vectors in range(1, 9):
             if high * vectors + vectors + spare > target.registers:
                 continue
-            cycles = max(high * vectors / 2, (high + vectors) / loads, 4.0) + 0.5 + LINE * vectors
+            cycles = max(high * vectors / 2, (high + vectors) / loads, 4.0) + 0.5 + line * vectors
             wide = vectors * lanes
             total = -(-rows // high) * -(-columns // wide) * cycles
             found.append((total, high + vectors, (cycles / (high * wide), (high, wide))))

@@ -46,7 +46,7 @@ def rows(dtype: DType) -> list[str]:
     return [
         name
         for name, row in OPS.items()
-        if dtype.kind in row.kinds and name not in MATHS | APPROXIMATE and name not in SPECIAL
+        if dtype.kind in row.kinds and row.takes is None and name not in MATHS | APPROXIMATE and name not in SPECIAL
     ]
 
 

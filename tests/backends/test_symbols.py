@@ -52,6 +52,8 @@ def expressions(dtype: DType, isa: str) -> list[tuple[str, str]]:
     for name, row in OPS.items():
         if dtype.kind not in row.kinds or name in CHECKS | APPROXIMATE or name in LEFT_OUT[isa]:
             continue
+        if row.takes is not None and row.takes[0] != dtype:
+            continue
         if name.startswith("near_") and dtype == f64:  # for what is rounded to f16 or bf16
             continue
         own = f"in_{dtype}[@]"

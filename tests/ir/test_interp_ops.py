@@ -437,8 +437,20 @@ def test_what_is_wanted_soon_changes_nothing(dtype: DType) -> None:
     assert list(run_op("soon", [dtype, dtype], [here, later])) == [1, 2, 3]
 
 
+def test_pairs_are_two_numbers_and_dots_the_sum_of_two_products() -> None:
+    low, high, other, last = (np.random.default_rng(n).permutation(numbers(bf16)) for n in range(4))
+    finite = np.isfinite(low) & np.isfinite(high) & np.isfinite(other) & np.isfinite(last)
+    x, y = run_op("pair", [bf16, bf16], [low, high]), run_op("pair", [bf16, bf16], [other, last])
+    assert x.dtype == np.uint32
+    np.testing.assert_array_equal(from_storage((x & 0xFFFF).astype(np.uint16), bf16), low)
+    np.testing.assert_array_equal(from_storage((x >> 16).astype(np.uint16), bf16), high)
+    with np.errstate(all="ignore"):
+        wanted = low.astype(np.float64) * other + high.astype(np.float64) * last
+        np.testing.assert_allclose(run_op("dot2", [u32, u32], [x, y])[finite], wanted.astype(np.float32)[finite], rtol=3e-7)
+
+
 def test_every_row_is_tested() -> None:
-    others = {"fma", "mad", "ldexp", "cast", "bitcast", "check_index", "check_nonzero", "soon"}
+    others = {"fma", "mad", "ldexp", "cast", "bitcast", "check_index", "check_nonzero", "soon", "pair", "dot2"}
     selects = {n for n in OPS if OPS[n].rule == "select"}
     others |= APPROXIMATE
     assert set(EXACT) | set(COMPARE) | set(INEXACT) | set(INTEGER) | others | selects == set(OPS)

@@ -160,11 +160,15 @@ class Generator:
         rows = [
             r
             for r in OPS.values()
-            if (dtype.kind in r.kinds and r.rule != "bool") or (dtype == bool_ and r.rule == "bool")
+            if (r.takes is None and dtype.kind in r.kinds and r.rule != "bool")
+            or (dtype == bool_ and r.rule == "bool")
+            or (r.takes is not None and r.takes[1] == dtype)
         ]
         row = rng.choice(rows)
         source = rng.choice([d for d in COMPUTED if d.kind in row.kinds])
-        if row.rule == "given":
+        if row.takes is not None:
+            args = [row.takes[0]] * row.arity
+        elif row.rule == "given":
             if row.name == "bitcast":
                 source = rng.choice([d for d in COMPUTED if d.kind in row.kinds and d.bits == dtype.bits])
             args = [source]

@@ -72,5 +72,12 @@ def test_on_zen_all_but_small_ones_are(along_depth: bool) -> None:
     assert chosen(256, 10, 512, along_depth=along_depth, target=zen)
     assert not chosen(64, 64, 64, along_depth=along_depth, target=zen)
     assert not chosen(512, 2304, 768, bf16, along_depth=along_depth, target=zen)
+    of_pairs = replace(zen, ops=zen.ops | {"avx512bf16"})
+    assert chosen(512, 2304, 768, bf16, along_depth=along_depth, target=of_pairs)
+    assert chosen(1, 2048, 2048, bf16, along_depth=along_depth, target=of_pairs)
+    for sizes in ((64, 64, 64), (512, 2304, 767), (512, 512, 64)):
+        assert not chosen(*sizes, bf16, along_depth=along_depth, target=of_pairs)
+    assert not chosen(512, 2304, 768, bf16, along_depth=along_depth, target=replace(of_pairs, cpu="sapphirerapids"))
+    assert not chosen(512, 2304, 768, bf16, along_depth=along_depth, target=of_pairs, numerics="strict")
     assert not chosen(512, 2304, 768, along_depth=along_depth, target=zen, numerics="strict")
     assert not chosen(512, 2304, 768, along_depth=along_depth, target=replace(zen, vector_bits=256))

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lowc.backends.llvm.builder import Builder
+from lowc.backends.x86.dots import add_product
 from lowc.backends.x86.operations import Val, apply, binary, const, select, splat
 from lowc.backends.x86.reduce import across_lanes, combine, identities, lane, prefixes, repeat_last
 from lowc.errors import CodegenError
 from lowc.ir.index import Opaque, constant
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Acc, For, If, Stmt, Update, Var
-from lowc.ir.types import bool_
+from lowc.ir.types import bool_, u32
 from lowc.ir.walk import exprs, indices, parts, statements
 
 MAX_COPIES = 8
@@ -161,7 +162,7 @@ def update(
         if not g.scan and (not g.spread or inside):
             _add_product(b, g, copy, values, mask, ops)
             return
-        values = [binary(b, "mul", *values)]
+        values = [apply(b, "dot2" if values[0].dtype == u32 else "mul", values, g.vars[0].dtype, ops)]
     lanes = max([v.lanes for v in values] + [mask.lanes if mask is not None else 0])
     if g.scan and g.lanes:
         _scan(b, g, values, mask, ops)
@@ -188,7 +189,7 @@ def _add_product(
     if max([f.lanes for f in factors] + [mask.lanes if mask is not None else 0]) > g.lanes:
         raise CodegenError(f"lanes meet in {g.vars[0].name}")
     (old,) = g.copies[copy % len(g.copies)]
-    new = apply(b, "fma", [*(splat(b, f, g.lanes) for f in factors), old], old.dtype, ops)
+    new = add_product(b, factors, old, ops)
     g.copies[copy % len(g.copies)] = [new if mask is None else select(b, mask, new, old)]
 
 

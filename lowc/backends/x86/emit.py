@@ -11,7 +11,7 @@ from lowc.backends.llvm.builder import Builder, ModuleText
 from lowc.backends.llvm.evaluation import evaluate_in_order
 from lowc.backends.llvm.types import constant as constant_text
 from lowc.backends.llvm.types import memory
-from lowc.backends.x86 import access, accumulators, parallel, registers, transpose, vector
+from lowc.backends.x86 import access, accumulators, pairs, parallel, registers, transpose, vector
 from lowc.backends.x86.accumulators import Group
 from lowc.backends.x86.operations import Val, apply, binary, const, select, splat
 from lowc.backends.x86.reduce import across_lanes
@@ -36,6 +36,7 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.ops import identity
+from lowc.ir.pairs import neighbours
 from lowc.ir.types import i8, i64
 from lowc.ir.walk import statements, stores
 
@@ -331,6 +332,8 @@ class Emitter:
             return apply(self.b, "cast", [value], expr.dtype, self.r.ops)
         if expr.name == "rarely":
             return self.rarely(expr)
+        if expr.name == "pair":
+            return self.pair(expr)
         if expr.name == "soon":
             if isinstance(expr.args[1], Load):
                 access.fetch(self.r, expr.args[1].buffer, expr.args[1].index[0])
@@ -339,6 +342,13 @@ class Emitter:
         if expr.name in CHECKS:
             return CHECKS[expr.name](self.r, *args)
         return apply(self.b, expr.name, args, expr.dtype, self.r.ops)
+
+    def pair(self, expr: Op) -> Val:
+        """Two bf16 as 32 bits: as they lie in memory where they are neighbours."""
+        first = neighbours(expr)
+        if first is not None and (value := pairs.load(self.r, first, first.buffer.name in self.written)):
+            return value
+        return apply(self.b, "pair", [self.eval(a) for a in expr.args], expr.dtype, self.r.ops)
 
     def rarely(self, expr: Op) -> Val:
         """select(cond, a, b), with a branch around ``a`` that is taken if no lane wants it."""

@@ -26,6 +26,7 @@ from lowc.backends.llvm.rows import (
 )
 from lowc.backends.llvm.types import scalar, vector
 from lowc.backends.llvm.values import Val, binary, bits, const, intrinsic, select, simple, splat
+from lowc.backends.x86 import dots
 from lowc.errors import CodegenError
 from lowc.ir.types import DType, f32, f64, i32, i64
 
@@ -50,7 +51,7 @@ def apply(b: Builder, name: str, args: list[Val], dtype: DType, ops: frozenset[s
     return function(b, args, dtype, lanes, ops)
 
 
-_MOVES = frozenset({"cast", "bitcast", "select"})
+_MOVES = frozenset({"cast", "bitcast", "select", "pair"})
 # ---------------------------------------------------------------- rows with more to them
 
 
@@ -323,6 +324,8 @@ _FUNCTIONS: dict[str, Row] = {
     "fma": _fma,
     "mad": _mad,
     "mulhi": _mulhi,
+    "pair": dots.pair,
+    "dot2": dots.dot2,
     "sqrt": _unary_intrinsic("sqrt"),
     "copysign": _copysign,
     "floor": _unary_intrinsic("floor", "round"),

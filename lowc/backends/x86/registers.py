@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from lowc.backends.x86 import vector
 from lowc.backends.x86.accumulators import Group
-from lowc.backends.x86.operations import Val, apply, const, select, splat
+from lowc.backends.x86.dots import add_product
+from lowc.backends.x86.operations import Val, const, select, splat
 from lowc.backends.x86.reduce import combine
 from lowc.backends.x86.region import scalar_index
 from lowc.ir.index import Axis, Index, constant, split
 from lowc.ir.nodes import Alloc, Buffer, For, If, Load, Op, Stmt, Store, Var
 from lowc.ir.ops import identity
+from lowc.ir.types import f32, f64, u32
 from lowc.ir.walk import exprs, loads, parts, stores
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ UNROLLED = 64  # iterations, as in ``emit``
 def width(alloc: Alloc, rest: Sequence[Stmt]) -> int:
     """Lanes of the vectors that ``alloc`` consists of, which ``rest`` accesses; 0 if it must be memory."""
     size = constant(alloc.buffer.shape[0]) if len(alloc.buffer.shape) == 1 else None
-    if size is None or alloc.buffer.dtype.kind != "f" or alloc.buffer.dtype.bits < 32:
+    if size is None or alloc.buffer.dtype not in (f32, f64, u32):
         return 0
     found: set[int] = set()
     if not _known(rest, alloc.buffer, [], None, found) or len(found) != 1:
@@ -110,7 +112,7 @@ def store(e: "Emitter", stmt: Store) -> None:
     old = group.copies[number]
     fused = factors(e, stmt.value) if stmt.reducer == "add" else None
     if fused is not None:
-        new = [apply(e.b, "fma", [*(splat(e.b, f, group.lanes) for f in fused), old[0]], stmt.buffer.dtype, e.r.ops)]
+        new = [add_product(e.b, fused, old[0], e.r.ops)]
     else:
         new = [splat(e.b, e.eval(stmt.value), group.lanes)]
         if stmt.reducer:
@@ -121,8 +123,9 @@ def store(e: "Emitter", stmt: Store) -> None:
 
 
 def factors(e: "Emitter", value: object) -> list[Val] | None:
-    """The factors of a product that an addition takes up unrounded; None if it is none, or the target cannot."""
-    if isinstance(value, Op) and value.name == "product" and "fma" in e.r.ops:
+    """The factors of a product (or pairs of a dot) that an addition takes up unrounded; None if there are none, or the target
+    cannot."""
+    if isinstance(value, Op) and value.name in ("product", "dot2") and "fma" in e.r.ops:
         return [e.eval(a) for a in value.args]
     return None
 

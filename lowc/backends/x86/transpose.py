@@ -14,6 +14,7 @@ from lowc.backends.x86.region import scalar_index
 from lowc.ir.index import Axis, Index, constant, ix, split, substitute
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Buffer, For, Load, Stmt, Store
+from lowc.ir.pairs import neighbours
 from lowc.ir.walk import exprs, parts, statements
 
 if TYPE_CHECKING:
@@ -34,29 +35,29 @@ def emit(emitter: "Emitter", outer: Stmt, rest: Sequence[Stmt]) -> bool:
         return False
     inner, store, load = copy
     size = constant(outer.axis.extent)
-    if size not in SIZES or constant(inner.axis.extent) != size or load.dtype.bits * size > 1024:
+    element = store.value.dtype
+    if size not in SIZES or constant(inner.axis.extent) != size or element.bits * size > 1024:
         return False
     steps = (
         split(store.index[0], inner.axis)[0],
         split(store.index[0], outer.axis)[0],
         split(load.index[0], inner.axis)[0],
     )
-    if tuple(map(constant, steps)) != (size, 1, 1):
+    if tuple(map(constant, steps)) != (size, 1, element.bits // load.dtype.bits):
         return False
-    vector = f"<{size} x {memory(load.dtype)}>"
-    align = load.dtype.bytes
+    vector = f"<{size} x {memory(element)}>"
     rows: list[str] = []
     emitter.b.at(store)
     for n in range(size):
         place = _place(emitter, load.buffer, load.index[0], {outer.axis: n, inner.axis: 0})
-        rows.append(emitter.b.op(f"load {vector}, ptr {place}, align {align}"))
-    rows = _transposed(emitter, rows, vector, max(8, load.dtype.bits))
+        rows.append(emitter.b.op(f"load {vector}, ptr {place}, align {load.dtype.bytes}"))
+    rows = _transposed(emitter, rows, vector, max(8, element.bits))
     if _read_by_rows(emitter, store, size, rest):
         emitter.r.tiles[store.buffer.name] = rows
         return True
     for n, row in enumerate(rows):
         place = _place(emitter, store.buffer, store.index[0], {outer.axis: 0, inner.axis: n})
-        emitter.b.line(f"store {vector} {row}, ptr {place}, align {align}")
+        emitter.b.line(f"store {vector} {row}, ptr {place}, align {element.bytes}")
     return True
 
 
@@ -65,12 +66,12 @@ def _is_transpose(stmt: Stmt) -> bool:
 
 
 def _copy(outer: Stmt) -> tuple[For, Store, Load] | None:
-    """The inner loop, the store and the load of a nest that is a plain copy."""
+    """The inner loop, the store and the load (of a pair of neighbours, the first one) of a nest that is a plain copy."""
     inner = outer.body[0] if isinstance(outer, For) and len(outer.body) == 1 else None
     if not isinstance(inner, For) or len(inner.body) != 1 or not isinstance(inner.body[0], Store):
         return None
     store = inner.body[0]
-    load = store.value
+    load = neighbours(store.value) or store.value
     if not isinstance(load, Load) or load.mask is not None or store.mask is not None or store.reducer:
         return None
     return inner, store, load

@@ -528,7 +528,7 @@ def _ops(dtype: DType) -> Case:
     """Every op of the table that is no matter of its own, on lanes and one by one, in one kernel."""
     lines, outputs = [], {}
     for name, row in OPS.items():
-        alone = name in MATHS | APPROXIMATE or name in (
+        alone = row.takes is not None or name in MATHS | APPROXIMATE or name in (
             "cast",
             "bitcast",
             "check_index",
