@@ -17,6 +17,7 @@ from lowc.lowering import (
     creation,
     distance,
     division,
+    flex_attention,
     grid_sample,
     grid_sample_backward,
     indexing,
@@ -427,6 +428,11 @@ ATTENTION: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_cudnn_attention_backward.default": attention_backward.cudnn,
 }
 
+# What the functions that ops take may hold: each element of a result is made of single elements.
+ELEMENTS: dict[str, Callable[..., Any]] = {**POINTWISE, **ACTIVATION, **COPIES, **VIEWS, **INDEXING}
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"lowc.flex_attention.default": flex_attention.lowering(ELEMENTS)}
+
 TABLE: dict[str, Callable[..., Any]] = {
     **POINTWISE,
     **ACTIVATION,
@@ -437,6 +443,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     **POOLING,
     **MATMUL,
     **ATTENTION,
+    **FUNCTIONS,
     **ASSERTS,
 }
 
