@@ -155,8 +155,9 @@ def _bound(stored: "Stored", source: "Source", options: Options) -> "Program":
 
 def _register_ops() -> None:
     """Makes lowc's own ops known to torch, as whoever reads a graph with such does."""
-    from lowc.frontend import random, wrapped
+    from lowc.frontend import flex_attention, random, wrapped
 
+    flex_attention.register()
     random.register()
     wrapped.register()
 

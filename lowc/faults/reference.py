@@ -141,8 +141,9 @@ def _widened(value: Any) -> Any:
 
 
 def _register() -> None:
-    from lowc.frontend import random, wrapped
+    from lowc.frontend import flex_attention, random, wrapped
 
+    flex_attention.register()
     random.register()
     wrapped.register()
 

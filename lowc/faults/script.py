@@ -42,7 +42,8 @@ def script(
     custom = any(n.target.startswith("lowc.") for n in graph.nodes)
     parts = [f'"""{_clean(str(verdict))}"""', *before, "import sys", "import torch"]
     if custom:
-        parts.append("from lowc.frontend import random, wrapped\n\nrandom.register()\nwrapped.register()")
+        register = "".join(f"{each}.register()\n" for each in ("flex_attention", "random", "wrapped"))
+        parts.append(f"from lowc.frontend import flex_attention, random, wrapped\n\n{register.strip()}")
     parts.append("\n".join([f"def fn({names}):", *symbols, *lines, f"    return ({outputs})" if outputs else "    return ()"]))
     parts.append("\n".join(["def fn_inputs():", *values, f"    return ({names},)"]))
     parts.append(

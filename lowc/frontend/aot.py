@@ -81,7 +81,7 @@ def compile_module(
 
         def compiled(gm: fx.GraphModule, _inputs: Any) -> Compiled:
             if whole:
-                _prepare(gm.graph, not fallback_random, lies - {torch.float32} if own_convolutions else lies)
+                _prepare(gm, not fallback_random, lies - {torch.float32} if own_convolutions else lies)
             return compile_fx_graph(gm, name, compile_, strict=strict)
 
         return compiled
@@ -121,6 +121,7 @@ def compile_fx_graph(
     gm: fx.GraphModule, name: str, compile_source: CompileSource, *, strict: bool = False
 ) -> Compiled:
     """Compiles one functional ATen graph; the result takes a list of inputs, which it may empty, and returns the outputs."""
+    _with_functions_as_text(gm)
     drop_unused(gm.graph)
     if any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes):
         from lowc.frontend.subgraphs import calls_functions, compile_pieces
@@ -164,7 +165,7 @@ def _partition(
     **kwargs: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     drop_unused(joint.graph)
-    _prepare(joint.graph, own_random, channels_last)
+    _prepare(joint, own_random, channels_last)
     _see_through_detach(joint.graph)
     merge_equal_nodes(joint.graph)
     forward, backward = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
@@ -172,13 +173,21 @@ def _partition(
     return forward, backward
 
 
-def _prepare(graph: fx.Graph, own_random: bool, channels_last: Collection[torch.dtype]) -> None:
+def _prepare(gm: fx.GraphModule, own_random: bool, channels_last: Collection[torch.dtype]) -> None:
     """What is done to a whole graph, before it is parted.  ``channels_last``: convolutions of these dtypes get operands that lie
     so."""
+    _with_functions_as_text(gm)
     if own_random:
-        replace_random_ops(graph)
+        replace_random_ops(gm.graph)
     if channels_last:
-        to_channels_last(graph, channels_last)
+        to_channels_last(gm.graph, channels_last)
+
+
+def _with_functions_as_text(gm: fx.GraphModule) -> None:
+    if gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.flex_attention):
+        from lowc.frontend.flex_attention import replace_flex_attention
+
+        replace_flex_attention(gm)
 
 
 def _see_through_detach(graph: fx.Graph) -> None:

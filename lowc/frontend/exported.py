@@ -31,6 +31,7 @@ from lowc.errors import LowcError
 from lowc.frontend.attention import attention
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.decompositions import decompositions
+from lowc.frontend.flex_attention import replace_flex_attention
 from lowc.frontend.guards import Condition, conditions
 from lowc.frontend.importer import import_graph
 from lowc.frontend.numbers import as_tensors
@@ -127,6 +128,7 @@ def program_graph(program: torch.export.ExportedProgram, name: str, keep: Collec
     program = _taken_apart(program, keep)
     gm, signature = program.graph_module, program.graph_signature
     _check_pure(gm, signature)
+    replace_flex_attention(gm)
     seed = _seed(gm.graph) if replace_random_ops(gm.graph) else ""
     merge_equal_nodes(gm.graph)
     drop_unused(gm.graph)

@@ -20,7 +20,8 @@ class Asked(NamedTuple):
     ``library``: on a GPU, a product of tensors of a dtype and of two shapes; told also whether pointwise ops follow and whether
     both lie as the engine copies them.  ``attention``: of a dtype, of queries, keys and values of three shapes; told also whether
     there is a bias, whether it is causal, whether all lie as the engine copies, what is wanted ("result", "sums" for a backward
-    pass as well, "gradients", "sums of gradients"), and whose the op is in ATen ("flash", "efficient", "cudnn", "cpu").
+    pass as well, "gradients", "sums of gradients"), and whose the op is in ATen ("flash", "efficient", "cudnn",
+    "cpu"; "flex": scores by a function).
     ``convolution``: of a dtype, of an input and weights of two shapes, of what is made, by steps, in groups; told also whether
     pointwise ops follow.  Where nothing is given all are ATen's.
     """

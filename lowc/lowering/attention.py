@@ -24,7 +24,7 @@ queries, and how rows of ``logsumexp`` are padded.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lowc.errors import NotLowered
@@ -39,13 +39,15 @@ from lowc.lowering.values import Coords, Value
 
 Outputs = Sequence[TensorMeta | Index | None]
 Results = tuple[Value | Index | None, ...]
+Score = Callable[[Builder, Expr, Coords], Expr]
+OfRow = tuple[Value, Callable[[Expr, Expr], Expr]]  # [B, H, L], and what it has of a row, of the sum of weights and the shift
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
     """What an op asks for: q [B, H, L, D], k [B, H / G, S, D], v [B, H / G, S, E], and a bias that broadcasts to
     [B, H, L, S] (bool: True where a key is seen).  ``library``: whose the op is in ATen: "flash", "efficient", "cudnn", or
-    "cpu"."""
+    "cpu".  ``score``: what is made of a scaled product at (batch, head, query, key), if that is told by a function."""
 
     q: Value
     k: Value
@@ -54,6 +56,7 @@ class Attention:
     causal: bool
     scale: float | None
     library: str = "cpu"
+    score: Score | None = None
 
 
 def for_cpu(
@@ -156,7 +159,7 @@ def _lowered(b: Builder, outs: Outputs, asked: Attention, dropout: float) -> Res
     sums = b.result(lse, f"{b.stem}_logsumexp") if b.needs(1) else None
     if sums is not None and len(sums.shape) == 3 and sums.shape[2] != out.shape[2]:
         _pad(b, sums, out.shape[2])
-    _kernel(b, asked, result, sums)
+    kernel(b, asked, result, () if sums is None else ((sums, _logarithm),))
     zeros = {n: b.map(m, lambda _, m=m: const(0, m.dtype), f"{b.stem}_state") for n, m in states.items()}
     return (result, sums, *(zeros.get(n) if not isinstance(m, Index) else m for n, m in enumerate(outs) if n > 1))
 
@@ -203,6 +206,8 @@ def score_of(b: Builder, asked: Attention, product: Expr, place: Coords) -> Expr
     wide = product.dtype
     nothing = const(-math.inf, wide)
     value: Expr = op("mul", product, scale_of(asked, wide))
+    if asked.score is not None:
+        return asked.score(b, value, place)
     if asked.bias is not None:
         bias = b.read(asked.bias, place)
         value = select(bias, value, nothing) if bias.dtype == bool_ else op("add", value, cast(bias, wide))
@@ -211,7 +216,14 @@ def score_of(b: Builder, asked: Attention, product: Expr, place: Coords) -> Expr
     return value
 
 
-def _kernel(b: Builder, asked: Attention, result: Value, sums: Value | None) -> None:
+def _logarithm(total: Expr, shift: Expr) -> Expr:
+    """Of the sum of exponentials of scores; 0 for a row that sees nothing."""
+    zero = const(0.0, total.dtype)
+    return select(op("eq", total, zero), zero, op("add", shift, op("log", total)))
+
+
+def kernel(b: Builder, asked: Attention, result: Value, of_rows: Sequence[OfRow]) -> None:
+    """The nest, which stores ``result`` and, of each row, all of ``of_rows``."""
     q, k, v = asked.q, asked.k, asked.v
     wide = accumulate_dtype(q.dtype)
     batch, heads, rows, deep = q.shape
@@ -244,6 +256,5 @@ def _kernel(b: Builder, asked: Attention, result: Value, sums: Value | None) -> 
                 left, right = b.load(weights, (n, h, i, j)), b.load(v, (n, shared, j, e))
                 b.update(mixed, "add", op("product", cast(left, wide), cast(right, wide)))
             b.store(result, (n, h, i, e), select(op("eq", total[0], zero), zero, op("div", mixed[0], total[0])))
-        if sums is not None:
-            at = (n, h, i, ix(0))[: len(sums.shape)]
-            b.store(sums, at, select(op("eq", total[0], zero), zero, op("add", shift, op("log", total[0]))))
+        for sums, formula in of_rows:
+            b.store(sums, (n, h, i, ix(0))[: len(sums.shape)], formula(total[0], shift))

@@ -17,6 +17,7 @@ from lowc.lowering import (
     creation,
     distance,
     division,
+    flex_attention,
     grid_sample,
     grid_sample_backward,
     indexing,
@@ -35,6 +36,7 @@ from lowc.lowering import (
     sorting,
     variance,
     views,
+    windows,
 )
 from lowc.lowering import pointwise as p
 from lowc.lowering.scalars import is_nan, like, op
@@ -258,6 +260,7 @@ COPIES: dict[str, Callable[..., Any]] = {
     "aten.slice_scatter.default": concat.slice_scatter,
     "aten.select_scatter.default": concat.select_scatter,
     "aten.diagonal_scatter.default": concat.diagonal_scatter,
+    "aten.as_strided_scatter.default": windows.as_strided_scatter,
     "aten.view_copy.default": concat.copying(views.reshape),
     "aten.diagonal_copy.default": concat.copying(views.diagonal),
     "aten.reflection_pad1d.default": pad.pad(pad.reflected),
@@ -304,7 +307,7 @@ VIEWS: dict[str, Callable[..., Any]] = {
     "aten.view.dtype": views.view_dtype,
     "aten.view_as_real.default": views.complex_parts,
     "aten.view_as_complex.default": views.complex_parts,
-    "aten.as_strided.default": views.as_strided,
+    "aten.as_strided.default": windows.as_strided,
 }
 
 REDUCTION: dict[str, Callable[..., Any]] = {
@@ -425,6 +428,11 @@ ATTENTION: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_cudnn_attention_backward.default": attention_backward.cudnn,
 }
 
+# What the functions that ops take may hold: each element of a result is made of single elements.
+ELEMENTS: dict[str, Callable[..., Any]] = {**POINTWISE, **ACTIVATION, **COPIES, **VIEWS, **INDEXING}
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"lowc.flex_attention.default": flex_attention.lowering(ELEMENTS)}
+
 TABLE: dict[str, Callable[..., Any]] = {
     **POINTWISE,
     **ACTIVATION,
@@ -435,6 +443,7 @@ TABLE: dict[str, Callable[..., Any]] = {
     **POOLING,
     **MATMUL,
     **ATTENTION,
+    **FUNCTIONS,
     **ASSERTS,
 }
 

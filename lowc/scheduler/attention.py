@@ -12,9 +12,10 @@ Queries, keys, values, the function of a score and what is made of the sums are 
 are read nowhere else is the caller's to know: they are temps, or memory of the row's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowc.ir.index import Axis, Index, depends_on, ix, split
+from lowc.ir.index import Axis, Index, Opaque, atoms, depends_on, ix, split
 from lowc.ir.nodes import (
     Acc,
     Alloc,
@@ -32,7 +33,7 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.types import DType
-from lowc.ir.walk import Substitution, free_atoms, same
+from lowc.ir.walk import Substitution, exprs, free_atoms, parts, same
 from lowc.scheduler.contraction import folded, is_product
 from lowc.scheduler.nest import chain, estimate
 
@@ -43,10 +44,11 @@ class Attention:
     not (None if there is none).  ``query`` varies with ``outer`` and ``depth``, ``key`` with ``outer``, ``keys``, ``depth``,
     ``value`` with ``outer``, ``keys``, ``columns``: factors as they stand in the products, widened.
 
-    ``score``: what is made of ``product``, the sum over the depth; it may depend on ``keys`` and ``outer``.  ``weight``: the
-    dtype to which weights are rounded.  ``mix``: what is made of ``mixed``, a sum of weighted values, for each of ``columns``;
-    ``rest``: what else is made of a row.  Both are lets and stores, over ``outer``, ``shift`` (what is taken off scores, the
-    greatest of them or 0) and ``total`` (the sum of weights).  ``memory``: of scores and weights.
+    ``score``: what is made of ``product``, the sum over the depth; it may depend on ``keys`` and ``outer``, and on ``lets``, by
+    whose values it reads something (a table at places that data tells).  ``weight``: the dtype to which weights are rounded.
+    ``mix``: what is made of ``mixed``, a sum of weighted values, for each of ``columns``; ``rest``: what else is made of a row.
+    Both are lets and stores, over ``outer``, ``shift`` (what is taken off scores, the greatest of them or 0) and ``total`` (the
+    sum of weights).  ``memory``: of scores and weights.
     """
 
     outer: tuple[For, ...]
@@ -66,6 +68,7 @@ class Attention:
     mix: tuple[Stmt, ...]
     rest: tuple[Stmt, ...]
     memory: tuple[Buffer, Buffer]
+    lets: tuple[Let, ...] = ()
 
 
 def find(loop: Stmt) -> Attention | None:
@@ -86,7 +89,7 @@ def find(loop: Stmt) -> Attention | None:
     scores = _scores(scored, top.vars[0])
     if scores is None:
         return None
-    product, depth, factors, score, kept = scores
+    product, depth, factors, score, lets, kept = scores
     weights = _weights(weighed, scored.axis, kept, shift.var, total.vars[0])
     if weights is None:
         return None
@@ -102,22 +105,66 @@ def find(loop: Stmt) -> Attention | None:
     rows = max(candidates, key=lambda f: estimate(f.axis.extent), default=None)
     return Attention(
         outer, rows, scored.axis, depth, mixing.axis, query, key, value, product, score, weights.buffer.dtype, shift.var,
-        total.vars[0], mixed, mix, tuple(rest), (kept.buffer, weights.buffer),
+        total.vars[0], mixed, mix, tuple(rest), (kept.buffer, weights.buffer), lets,
     )  # fmt: skip
 
 
 def seen(found: Attention) -> tuple[Index | None, Expr]:
-    """(how many keys a row sees at most, as its outermost mask says; the score of those that it sees), (None, the score) if all.
+    """(how many keys a row sees at most, as the first of its masks that says so does; the score of those that it sees), (None,
+    the score) if all.
 
-    ``select(j <= i + 3, x, -inf)`` is (i + 4, x).
+    ``select(mask[i, j], select(j <= i + 3, x, -inf), -inf)`` is (i + 4, select(mask[i, j], x, -inf)).
     """
-    room, inner = sight(found.score)
+    conditions, score = masks(found.score)
+    for number, condition in enumerate(conditions):
+        limit = _bound(condition, found, -1)
+        if limit is not None:
+            return limit, masked([*conditions[:number], *conditions[number + 1 :]], score)
+    return None, found.score
+
+
+def since(found: Attention) -> Index | None:
+    """The first key that a row sees, as one of its masks says, no less than that of the row before; None if no mask does.
+
+    ``select(i - j < 64, x, -inf)`` is i - 63.
+    """
+    for condition in masks(found.score)[0]:
+        room = _bound(condition, found, 1)
+        if room is not None:
+            return -room + 1
+    return None
+
+
+def masks(score: Expr) -> tuple[list[Expr], Expr]:
+    """(the conditions under which a key is seen, outermost first, the score where all of them hold)."""
+    conditions: list[Expr] = []
+    while isinstance(score, Op) and score.name == "select" and _is_constant(score.args[2], float("-inf")):
+        conditions.append(score.args[0])
+        score = score.args[1]
+    return conditions, score
+
+
+def masked(conditions: Sequence[Expr], score: Expr) -> Expr:
+    """What ``masks`` makes ``conditions`` and ``score`` of."""
+    for condition in reversed(conditions):
+        score = Op("select", (condition, score, Const(float("-inf"), score.dtype)), score.dtype)
+    return score
+
+
+def _bound(condition: Expr, found: Attention, step: int) -> Index | None:
+    """What an index, positive where ``condition`` holds, is but for the keys times ``step``: the same for all rows, or, against
+    the keys, 1 more or less with each."""
+    room = _room(condition)
     if room is None:
-        return None, inner
-    step, limit = split(room, found.keys)
-    if step != ix(-1) or depends_on(limit, found.keys):
-        return None, found.score
-    return limit, inner
+        return None
+    by, rest = split(room, found.keys)
+    told = {Opaque(s.var.name) for s in found.lets}
+    if by != ix(step) or depends_on(rest, found.keys) or not told.isdisjoint(atoms(rest)):
+        return None
+    down, others = (ix(0), rest) if found.rows is None else split(rest, found.rows.axis)
+    if found.rows is not None and depends_on(others, found.rows.axis):
+        return None
+    return rest if down in (ix(0), ix(-step)) else None
 
 
 def sight(score: Expr) -> tuple[Index | None, Expr]:
@@ -128,22 +175,27 @@ def sight(score: Expr) -> tuple[Index | None, Expr]:
     """
     if not isinstance(score, Op) or score.name != "select" or not _is_constant(score.args[2], float("-inf")):
         return None, score
-    condition = score.args[0]
+    room = _room(score.args[0])
+    return room, score if room is None else score.args[1]
+
+
+def _room(condition: Expr) -> Index | None:
+    """An index that is positive where ``condition`` holds; None if it is no comparison of indices."""
     if not isinstance(condition, Op) or condition.name not in ("le", "lt", "ge", "gt"):
-        return None, score
+        return None
     low, high = (_as_index(a) for a in condition.args)
     if low is None or high is None:
-        return None, score
+        return None
     if condition.name in ("ge", "gt"):
         low, high = high, low
-    return high - low + (1 if condition.name in ("le", "ge") else 0), score.args[1]
+    return high - low + (1 if condition.name in ("le", "ge") else 0)
 
 
 # ---------------------------------------------------------------- the three loops
 
 
-def _scores(loop: For, top: Var) -> tuple[Var, Axis, tuple[Expr, Expr], Expr, Store] | None:
-    """(sum of products, depth, its factors, the score of it, where it is kept)."""
+def _scores(loop: For, top: Var) -> tuple[Var, Axis, tuple[Expr, Expr], Expr, tuple[Let, ...], Store] | None:
+    """(sum of products, depth, its factors, the score of it, lets that it needs, where it is kept)."""
     body = loop.body
     if len(body) < 4 or not isinstance(body[0], Acc) or not isinstance(body[1], For):
         return None
@@ -153,10 +205,20 @@ def _scores(loop: For, top: Var) -> tuple[Var, Axis, tuple[Expr, Expr], Expr, St
     if acc.reducer != "add" or update.vars[0].name != top.name or update.mask is not None or not _is_plain(store):
         return None
     pair = factors(depth, acc.vars[0])
-    value, score = folded(body[2:-2], store.value), folded(body[2:-2], update.values[0])
+    lets = coordinates(body[2:-2])
+    free = [s for s in body[2:-2] if all(s is not c for c in lets)]
+    value, score = folded(free, store.value), folded(free, update.values[0])
     if pair is None or not same(value, score):
         return None
-    return acc.vars[0], depth.axis, pair, score, store
+    return acc.vars[0], depth.axis, pair, score, tuple([Let(c.var, folded(free, c.value)) for c in lets]), store
+
+
+def coordinates(body: Sequence[Stmt]) -> list[Let]:
+    """The lets of ``body`` by whose values something is read in it: they are names in indices, and cannot be folded."""
+    lets = [s for s in body if isinstance(s, Let)]
+    loads = [p for s in body for e in exprs(s) for p in parts(e) if isinstance(p, Load | FromIndex)]
+    used = {a for p in loads for i in (p.index if isinstance(p, Load) else (p.index,)) for a in atoms(i)}
+    return [s for s in lets if Opaque(s.var.name) in used]
 
 
 def _weights(loop: For, keys: Axis, kept: Store, shift: Var, total: Var) -> Store | None:

@@ -4,14 +4,16 @@ A form is a loop over blocks of rows; in it, loops over blocks of keys: first th
 that only some see, or that end with the last key.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
 from lowc.errors import ScheduleError
 from lowc.ir.index import (
-    ONE,
     Atom,
+    Axis,
     Index,
+    Opaque,
     constant,
     depends_on,
     floordiv,
@@ -23,8 +25,8 @@ from lowc.ir.index import (
 )
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Load, Op, Stmt, Store
 from lowc.ir.types import bool_
-from lowc.ir.walk import Substitution
-from lowc.scheduler.attention import Attention, find, seen
+from lowc.ir.walk import Substitution, free_atoms, parts
+from lowc.scheduler.attention import Attention, find, masks, seen, since
 from lowc.scheduler.nest import numel
 from lowc.scheduler.rename import coordinates
 from lowc.scheduler.scratch import Scratch
@@ -46,7 +48,8 @@ def attention(loop: For) -> Attention:
 
 class Blocks(Scratch):
     """``at``: what axes of ``found`` are; ``first``: the first row of the block; ``size``: keys at a time; ``limit``: how many
-    keys a row sees, one more than the row before (None: all), and ``inner`` the score where it does see one."""
+    keys a row sees, as many as the row before or one more (None: all), and ``inner`` the score where it does see one; ``begin``:
+    the first key that it sees (None: 0)."""
 
     def __init__(self, found: Attention, size: int, lanes: int, taken: set[str]) -> None:
         super().__init__(found.product.dtype, lanes, taken)
@@ -54,8 +57,7 @@ class Blocks(Scratch):
         self.rows = None if found.rows is None else found.rows.axis
         self.batch = [f.axis for f in found.outer if f is not found.rows]
         self.limit, self.inner = seen(found)
-        if self.limit is not None and (self.rows is None or split(self.limit, self.rows)[0] != ONE):
-            self.limit, self.inner = None, found.score
+        self.begin = since(found)
         self.at: dict[Atom, Index] = {}
         self.first = ix(0)
 
@@ -85,13 +87,13 @@ class Blocks(Scratch):
         out: list[Stmt] = []
         last = whole = keys
         if self.limit is not None:
-            assert self.rows is not None
-            first = Substitution({**self.at, self.rows: self.first}).index(self.limit)
-            last = self.named("last", minimum(keys, first + (rows - 1)), out)
-            whole = minimum(keys, maximum(first, 0))
+            last = self.named("last", minimum(keys, self.of_row(self.limit, rows - 1)), out)
+            whole = minimum(keys, maximum(self.of_row(self.limit, 0), 0))
+        if self.begin is not None:  # all blocks from there on have masks
+            whole = minimum(keys, maximum(self.of_row(self.begin, 0), 0))
         whole = self.named("whole", floordiv(whole, ix(size)), out)
         edges = self.named("edges", floordiv(last + (size - 1), ix(size)) - whole, out)
-        if constant(whole) != 0:
+        if constant(whole) != 0 and self.begin is None:
             number = self.axis("turn", whole)
             out.append(For(number, tuple(turn(ix(number) * size, ix(size), self.inner))))
         if constant(edges) == 1 and constant(last) is not None and constant(whole) is not None:
@@ -102,6 +104,25 @@ class Blocks(Scratch):
             count = self.named("count", minimum(size, last - start), lets)
             out.append(For(number, (*lets, *turn(start, minimum(size, count), self.found.score))))
         return tuple(out)
+
+    def of_row(self, index: Index, row: int) -> Index:
+        """``index`` for a row of the block."""
+        rows = {} if self.rows is None else {self.rows: self.first + row}
+        return Substitution({**self.at, **rows}).index(index)
+
+    def told(self, score: Expr, lanes: Axis) -> Expr | None:
+        """Where a key is seen as far as masks of ``score`` tell before there are scores, from what is contiguous along ``lanes``
+        or one for all of them; None where none of them reads data."""
+        needs = {Opaque(self.found.product.name), *(Opaque(s.var.name) for s in self.found.lets)}
+        conditions: list[Expr] = []
+        data = False
+        for condition in masks(score)[0]:
+            loads = [p for p in parts(condition) if isinstance(p, Load)]
+            plain = all(p.mask is None and constant(split(p.index[0], lanes)[0]) in (0, 1) for p in loads)
+            if plain and needs.isdisjoint(free_atoms(condition)):
+                conditions.append(condition)
+                data = data or bool(loads)
+        return functools.reduce(lambda a, b: Op("and", (a, b), bool_), conditions) if data else None
 
     # ------------------------------------------------------------ rows
 

@@ -118,7 +118,7 @@ def library(target: Target, options: Options) -> Whose:
 
     Told also whether there is a bias, whether it is causal, whether all lie as the copying engine wants them, what is wanted: the
     "result", "sums" for a backward pass as well, "gradients", or "sums of gradients": those of queries added up in memory; and
-    whose the op is in ATen, which is what would be called: "flash", "efficient", "cudnn" or "cpu".
+    whose the op is in ATen, which is what would be called: "flash", "efficient", "cudnn" or "cpu"; "flex": scores by a function.
     """
 
     def why(
@@ -129,6 +129,8 @@ def library(target: Target, options: Options) -> Whose:
             return "option attention='library'"
         if options.numerics == "strict" and options.attention != "own":
             return "option numerics='strict'"
+        if other == "flex":  # which torch has by whole matrices of scores
+            return "" if target.kind != "nvptx" else "attention by a function on a GPU"
         if wanted == "sums of gradients" and (why_not := _not_across(q, k, v, biased, target)):
             return why_not
         if target.kind != "nvptx":

@@ -26,11 +26,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import Axis, Index, constant, floordiv, ix, maximum, minimum, mod, multiple_of, split
+from lowc.ir.index import (
+    Axis,
+    Index,
+    Opaque,
+    constant,
+    floordiv,
+    ix,
+    maximum,
+    minimum,
+    mod,
+    multiple_of,
+    split,
+)
 from lowc.ir.index import atoms as index_atoms
-from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, Kind, Load, Op, Stmt, Store
+from lowc.ir.nodes import Acc, Alloc, Buffer, Const, Expr, For, If, Kind, Load, Op, Stmt, Store, Update, Var
 from lowc.ir.types import bool_
-from lowc.ir.walk import Substitution, parts, rewrite
+from lowc.ir.walk import Substitution, free_atoms, parts, rewrite
 from lowc.scheduler.attention import Attention
 from lowc.scheduler.attention_blocks import Blocks, attention, greater, settled, shrunk, zeroed
 from lowc.scheduler.contraction import contiguous
@@ -166,7 +178,31 @@ class _Online(Blocks):
         add = Store(self.mixed, (self.place(ix(i), ix(e), self.across),), product, None, "add")
         second = self.product((j, e, i), add, self.step.tile, (*roomy, self.scores.name), self.shrunk)
         weights = self.each_panel(lambda panel: self.weights(panel, start, count, score))
-        return (*before, *first, *weights, *between, *second)
+        return self.where_seen(start, count, score, (*before, *first, *weights, *between, *second))
+
+    def where_seen(self, start: Index, count: Index, score: Expr, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """``body`` of a block of keys, if a row sees one of them, as far as data along the rows tells."""
+        condition = self.told(score, self.down)
+        if condition is None:
+            return body
+        sees = self.array("sees", self.wide)
+        j, r, some = self.axis("j", count), self.axis("r", self.wide), Var(fresh("some", self.taken), self.dtype)
+
+        def each(panel: Index) -> tuple[Stmt, ...]:
+            def found(row: Index) -> tuple[Stmt, ...]:
+                there = Substitution({**self.at, self.down: self.row(panel, row), self.found.keys: start + j})
+                either = (there.expr(condition), Const(1.0, self.dtype), Load(sees, (row,)))
+                return (Store(sees, (row,), Op("select", either, self.dtype)),)
+
+            return (For(j, (self.vectors(self.wide, found),)),)
+
+        return (
+            Alloc(sees, "add"),
+            *self.each_panel(each),
+            Acc((some,), "max"),
+            self.bound(For(r, (Update((some,), "max", (Load(sees, (ix(r),)),)),))),
+            If(Op("gt", (some, Const(0.0, self.dtype)), bool_), body),
+        )
 
     def shrunk(self, add: Store) -> Store:
         (place,) = add.index
@@ -197,6 +233,7 @@ class _Online(Blocks):
                 {**self.at, self.down: self.row(panel, r), self.found.keys: start + j},
                 {self.found.product.name: Load(self.scores, place)},
             )
+            body += renewed(there, self.found.lets, self.taken)
             memo: dict[int, Expr] = {key: Load(b, (ix(j) * wide + r,)) for key, b in turned.items()}
             value = self.let("score", there.expr(rewrite(score, lambda p: p, memo)), body)
             return (*body, Store(self.scores, place, value), Store(best, (r,), greater(value, Load(best, (r,)))))
@@ -231,8 +268,9 @@ class _Online(Blocks):
         """What of a score lies along the keys, as a mask may: by ``id`` of a load, [keys][rows of a panel] of it; the copies."""
         found: dict[int, Buffer] = {}
         copies: list[Stmt] = []
+        told = {Opaque(s.var.name) for s in self.found.lets}
         for part in {id(p): p for p in parts(score)}.values():
-            if not isinstance(part, Load) or part.mask is not None:
+            if not isinstance(part, Load) or part.mask is not None or told & free_atoms(part):
                 continue
             across, rest = split(part.index[0], self.down)
             if constant(across) in (0, 1) or constant(split(rest, self.found.keys)[0]) != 1:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
 from lowc.ir.index import Axis, Index, constant, ix
-from lowc.ir.nodes import Acc, Alloc, Const, Expr, For, Kind, Load, Op, Stmt, Store, Update, Var
+from lowc.ir.nodes import Acc, Alloc, Const, Expr, For, If, Kind, Load, Op, Stmt, Store, Update, Var
+from lowc.ir.types import bool_
 from lowc.ir.walk import Substitution
 from lowc.scheduler.attention import Attention
 from lowc.scheduler.attention_blocks import Blocks, attention, greater, settled, shrunk, zeroed
@@ -85,7 +86,23 @@ class _Dots(Blocks):
         )
 
     def turn(self, start: Index, count: Index, score: Expr) -> tuple[Stmt, ...]:
-        return (*self.dots(start, count), *self.weights(start, count, score), *self.values(start, count))
+        body = (*self.dots(start, count), *self.weights(start, count, score), *self.values(start, count))
+        condition = self.told(score, self.found.keys)
+        if condition is None:
+            return body
+        j, r, most = self.axis("j", count), self.axis("r", self.high), self.axis("r", self.high)
+        sees, one = self.array("sees", self.high), Const(1.0, self.dtype)
+        row, some = (Var(fresh(n, self.taken), self.dtype) for n in ("row", "some"))
+        there = Substitution({**self.at, **self.row(ix(r)), self.found.keys: start + j})
+        either = Op("select", (there.expr(condition), one, Const(0.0, self.dtype)), self.dtype)
+        each = (Acc((row,), "max"), self.bound(For(j, (Update((row,), "max", (either,)),))), Store(sees, (ix(r),), row))
+        return (
+            Alloc(sees),
+            For(r, each),
+            Acc((some,), "max"),
+            For(most, (Update((some,), "max", (Load(sees, (ix(most),)),)),)),
+            If(Op("eq", (some, one), bool_), body),
+        )
 
     def dots(self, start: Index, count: Index) -> tuple[Stmt, ...]:
         """Scores of whole tiles of keys, then of the keys that are left."""
@@ -121,6 +138,7 @@ class _Dots(Blocks):
         there = Substitution(
             {**self.at, **self.row(ix(r)), self.found.keys: start + j}, {self.found.product.name: Load(self.scores, place)}
         )
+        body += renewed(there, self.found.lets, self.taken)
         value = self.let("score", there.expr(score), body)
         greatest = For(j, (*body, Store(self.scores, place, value), Update((best,), "max", (value,))))
         top, own = Load(self.top, (ix(r),)), (ix(r),)

@@ -9,7 +9,7 @@ import torch._prims  # registers prims.iota
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowc.frontend import random
+from lowc.frontend import flex_attention, random
 from lowc.frontend.importer import import_graph
 from lowc.ir.nodes import Extern
 from lowc.lowering import lower
@@ -19,6 +19,7 @@ from tests.lowering.harness import check_module, data
 
 def overload(name: str) -> Any:
     random.register()
+    flex_attention.register()
     namespace, packet, which = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), which)
 

@@ -1,0 +1,234 @@
+"""``flex_attention``, which takes functions of a score, as an op that takes tensors and text: ``lowc::flex_attention``.
+
+    flex_attention(q, k, v, score, (…, mask), scale, …, (slopes,), ())
+      →  lowc::flex_attention([q, k, v, slopes], [], "…")            # see ``ir/element_function.py`` for the text
+
+``lowering/flex_attention.py`` makes a kernel of it; ``call`` is what it means in terms of torch.  Both follow torch's formula:
+what is seen is what the mask function says, for every score.  The lists of blocks that a BlockMask has besides tell which scores
+need not be looked at; they are not read, and what computed them is dropped.  Calls stay as they are, torch's, if they are not on
+a CPU, or if a function is more than functional ops on tensors.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._guards import detect_fake_mode
+from torch._higher_order_ops.flex_attention import sdpa_dense
+
+from lowc.errors import LowcError
+from lowc.frontend.dtypes import TORCH_DTYPES, dtype_of
+from lowc.frontend.once import once
+from lowc.frontend.unread import attribute
+from lowc.frontend.unused import drop_unused
+from lowc.ir import element_function
+from lowc.ir.element_function import Function, Line, marked, parsed, resolved
+from lowc.ir.types import DTYPES
+
+OURS = {ours.name: theirs for theirs, ours in TORCH_DTYPES.items()}
+PLACES = frozenset({"device", "layout", "pin_memory", "memory_format"})  # of numbers on a CPU, they say nothing
+PLACE = 4  # parameters: batch, head, query, key; a score comes before them
+
+
+class _StaysError(Exception):
+    """Why a call stays torch's."""
+
+
+def replace_flex_attention(gm: fx.GraphModule) -> int:
+    """Replaces the calls in ``gm`` that can be; returns how many there were."""
+    replaced = 0
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.flex_attention):
+        try:
+            args = _arguments(gm, *node.args)
+        except _StaysError:
+            continue
+        register()
+        with gm.graph.inserting_before(node):
+            made = gm.graph.call_function(torch.ops.lowc.flex_attention.default, args)
+        made.meta.update(node.meta)
+        node.replace_all_uses_with(made)
+        gm.graph.erase_node(node)
+        replaced += 1
+    if replaced:
+        drop_unused(gm.graph)
+    return replaced
+
+
+def _arguments(
+    gm: fx.GraphModule, query: fx.Node, key: fx.Node, value: fx.Node, score: fx.Node, block_mask: Sequence[Any], scale: Any,
+    options: Any, score_others: Sequence[Any] = (), mask_others: Sequence[Any] = (),
+) -> tuple[list[fx.Node], list[fx.Node], str]:  # fmt: skip
+    given = _Given([query, key, value], [])
+    mode = detect_fake_mode([node.meta.get("val") for node in (query, key, value)])
+    if mode is None or not isinstance(scale, float) or query.meta["val"].device.type != "cpu":
+        raise _StaysError("no CPU's")
+    working = torch.float64 if query.meta["val"].dtype == torch.float64 else torch.float32
+    functions: list[Function] = []
+    with mode:
+        place = [torch.empty((), dtype=torch.int64) for _ in range(PLACE)]
+        for held, first, others in (
+            (score, [torch.empty((), dtype=working)], score_others), (block_mask[-1], [], mask_others),
+        ):  # fmt: skip
+            functions.append(_function(gm, attribute(gm, held), [*first, *place], [given.argument(o) for o in others], others))
+    return given.tensors, given.sizes, element_function.text(functions, scale)
+
+
+class _Given:
+    """The tensors and the sizes that an op takes."""
+
+    def __init__(self, tensors: list[fx.Node], sizes: list[fx.Node]) -> None:
+        self.tensors, self.sizes = tensors, sizes
+
+    def argument(self, value: Any) -> Any:
+        """``value``, which a function captures, as an argument."""
+        if isinstance(value, bool | int):
+            return value
+        if isinstance(value, float):
+            return marked(value)
+        if isinstance(value, fx.Node):
+            found = value.meta.get("val")
+            if isinstance(found, Tensor) and found.device.type == "cpu" and found.layout == torch.strided:
+                return "tensor", _place(self.tensors, value)
+            if isinstance(found, torch.SymInt):
+                return "size", _place(self.sizes, value)
+        raise _StaysError("captures something else than tensors and sizes")
+
+
+def _place(nodes: list[fx.Node], node: fx.Node) -> int:
+    """Where ``node`` is in ``nodes``, added if it is not there."""
+    if node not in nodes:
+        nodes.append(node)
+    return nodes.index(node)
+
+
+def _function(
+    gm: fx.GraphModule, inner: fx.GraphModule, parameters: Sequence[Tensor], captured: Sequence[Any], others: Sequence[Any]
+) -> Function:
+    """``inner``, whose dtypes are told anew: it was traced with scores of the dtype of queries, and is called with wider ones."""
+    values: dict[fx.Node, Any] = {}
+    args: dict[fx.Node, Any] = {}
+    fakes: list[Any] = [*parameters, *(o.meta["val"] if isinstance(o, fx.Node) else o for o in others)]
+    known: list[Any] = [*(("%", n) for n in range(len(parameters))), *captured]
+    lines: list[Line] = []
+    for node in inner.graph.nodes:
+        if node.op == "placeholder":
+            values[node], args[node] = fakes[len(values)], known[len(args)]
+        elif node.op == "get_attr" and isinstance(held := attribute(inner, node), Tensor) and not held.shape:
+            values[node] = torch.empty((), dtype=held.dtype)
+            args[node] = ("%", len(parameters) + len(lines))
+            number = _number(held)
+            lines.append(Line("aten.full.default", [[], number], {}, dtype_of(held.dtype).name, []))
+        elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable:
+            values[node] = _called(node, values)
+            written = [_argument(a, args) for a in node.args]
+            kwargs = {key: _argument(a, args) for key, a in node.kwargs.items() if key not in PLACES}
+            args[node] = ("%", len(parameters) + len(lines))
+            shape = list(values[node].shape)
+            if not all(isinstance(n, int) for n in shape):
+                raise _StaysError("makes a tensor of symbolic sizes")
+            lines.append(Line(str(node.target), written, kwargs, dtype_of(values[node].dtype).name, shape))
+        elif node.op == "output":
+            result = node.args[0]
+            (result,) = result if isinstance(result, tuple | list) else (result,)
+            return Function(len(parameters), tuple(lines), _argument(result, args))
+        else:
+            raise _StaysError(f"holds {node.format_node()}")
+    raise _StaysError("has no result")
+
+
+def _called(node: fx.Node, values: dict[fx.Node, Any]) -> Tensor:
+    """The type of what ``node`` gives."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+    target: Any = node.target
+    try:
+        value = target(*args, **kwargs)
+    except Exception as error:  # torch's own, of any kind: then the call is torch's
+        raise _StaysError(f"{node.target} cannot be called: {error}") from error
+    if not isinstance(value, Tensor) or value.device.type != "cpu" or value.dtype not in TORCH_DTYPES:
+        raise _StaysError(f"{node.target} gives no tensor")
+    return value
+
+
+def _number(held: Tensor) -> Any:
+    try:
+        number = held.item()
+    except Exception as error:  # a fake tensor has none
+        raise _StaysError("holds a tensor without data") from error
+    return marked(number) if isinstance(number, float) else number
+
+
+def _argument(arg: Any, args: dict[fx.Node, Any]) -> Any:
+    if isinstance(arg, fx.Node):
+        return args[arg]
+    if isinstance(arg, tuple | list):
+        return [_argument(a, args) for a in arg]
+    if isinstance(arg, torch.dtype) and arg in TORCH_DTYPES:
+        return "dtype", dtype_of(arg).name
+    if isinstance(arg, float):
+        return marked(arg)
+    if arg is None or isinstance(arg, bool | int | str):
+        return arg
+    raise _StaysError(f"an argument is {arg!r}")
+
+
+# ---------------------------------------------------------------- the op
+
+
+@once
+def register() -> torch.library.Library:
+    """Makes the op known to torch (once); the library has to be kept.
+
+    ``tensors``: queries [B, H, L, D], keys [B, H / G, S, D], values [B, H / G, S, E] (both may have batch 1), what the functions
+    read; ``call``: the function of a score, that of a mask, and the scale.  Gives the result [B, H, L, E] and, of each row, the
+    logarithm of the sum of exponentials and the greatest score, both over log(2) and f32.
+    """
+    library = torch.library.Library("lowc", "FRAGMENT")
+    library.define("flex_attention(Tensor[] tensors, SymInt[] sizes, str call) -> Tensor[]")
+    library.impl("flex_attention", call, "CompositeExplicitAutograd")
+    return library
+
+
+def call(tensors: list[Tensor], sizes: list[int], call: str) -> list[Tensor]:
+    """``lowc::flex_attention`` by torch's own formula."""
+    (score, mask), (scale,) = parsed(call)
+    query, key, value = tensors[:3]
+    nothing = (None,) * 15
+    score_, mask_ = (_callable(f, tensors, sizes) for f in (score, mask))
+    with _mapping():
+        result, *rows = sdpa_dense(query, key, value, score_, (*nothing, mask_), scale, {})
+    return [result, *(r.float() for r in rows)]
+
+
+def _mapping() -> AbstractContextManager[None]:
+    """Where ``vmap`` works, also in a call that a mode of torch's dispatch has caught: the first of a compiled graph is."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
+    for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchVmapMode"):
+        keys = keys.add(getattr(torch._C.DispatchKey, name))
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    guard: Any = torch._C._ForceDispatchKeyGuard
+    return guard(included, excluded - keys)
+
+
+def _callable(function: Function, tensors: list[Tensor], sizes: list[int]) -> Callable[..., Tensor]:
+    def run(*values: Tensor) -> Tensor:
+        known = list(values)
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "%": known.__getitem__, "tensor": tensors.__getitem__, "size": sizes.__getitem__,
+            "dtype": lambda name: OURS[DTYPES[name].name],
+        }  # fmt: skip
+        for line in function.lines:
+            args = resolved(line.args, kinds, list)
+            known.append(_op(line.target)(*args, **{key: resolved(a, kinds, list) for key, a in line.kwargs.items()}))
+        return resolved(function.result, kinds)
+
+    return run
+
+
+def _op(target: str) -> Any:
+    space, name, overload = target.split(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, space), name), overload)
+    except AttributeError:
+        raise LowcError(f"torch {torch.__version__} has no op {target}") from None

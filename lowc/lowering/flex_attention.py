@@ -1,0 +1,91 @@
+"""``lowc::flex_attention``: attention whose scores are made by a function, the same nest as any other (``attention.py``).
+
+    s = sum over d of q[b, h, i, d] * k[b, h / G, j, d]
+    score = select(mask(b, h, i, j), modified(s * scale, b, h, i, j), -inf)
+
+A mask that is a conjunction is written as masks one inside the other, among which schedules find those that say from where to
+where a row sees keys (``scheduler.attention.seen``):  ``(i >= j) & (i - j < 64) & (document[i] == document[j])``  becomes
+
+    select(i >= j, select(i - j < 64, select(document[i] == document[j], modified, -inf), -inf), -inf)
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from lowc.errors import NotLowered
+from lowc.ir.element_function import parsed
+from lowc.ir.graph import TensorMeta
+from lowc.ir.index import Index
+from lowc.ir.nodes import Const, Expr, Op
+from lowc.lowering.attention import Attention, OfRow, Outputs, Results, check, kernel
+from lowc.lowering.builder import Builder
+from lowc.lowering.element_function import evaluate
+from lowc.lowering.scalars import cast, const, op, select, truth
+from lowc.lowering.values import Coords, Value, is_one
+from lowc.lowering.views import expanded
+
+Table = dict[str, Callable[..., Any]]
+LN2 = math.log(2)
+
+
+def lowering(table: Table) -> Callable[..., Results]:
+    """The function of ``lowc::flex_attention``, with ``table`` for the ops of the functions that it is given."""
+
+    def lower(b: Builder, outs: Outputs, tensors: Sequence[Value], sizes: Sequence[Index], call: str) -> Results:
+        """(result, logarithms of sums, greatest scores), the latter over log(2); None for what nothing needs."""
+        if b.gpu:
+            raise NotLowered("attention by a function on a GPU")
+        asked = _asked(table, tensors, sizes, call)
+        check(asked, b.alone)
+        if why := b.attention(asked.q, asked.k, asked.v, None, False, "result", "flex"):
+            raise NotLowered(why)
+        metas = [m for m in outs if isinstance(m, TensorMeta)]
+        result = b.result(metas[0])
+        formulas = (_logarithm, _greatest)
+        rows = [b.result(m, f"{b.stem}_{n}") if b.needs(n) else None for n, m in enumerate(metas[1:], 1)]
+        of_rows: list[OfRow] = [(row, formula) for row, formula in zip(rows, formulas, strict=True) if row is not None]
+        kernel(b, asked, result, of_rows)
+        return (result, *rows)
+
+    return lower
+
+
+def _asked(table: Table, tensors: Sequence[Value], sizes: Sequence[Index], call: str) -> Attention:
+    (modify, mask), (scale,) = parsed(call)
+    query, key, value = tensors[:3]
+    if len(query.shape) == len(key.shape) and is_one(key.shape[0]) and not is_one(query.shape[0]):
+        key, value = (expanded(x, (query.shape[0], *x.shape[1:])) for x in (key, value))
+
+    def score(b: Builder, product: Expr, place: Coords) -> Expr:
+        at = [b.index(i) for i in place]
+        modified = cast(evaluate(b, modify, tensors, sizes, [product, *at], table), product.dtype)
+        seen = truth(evaluate(b, mask, tensors, sizes, at, table))
+        for condition in reversed(list(_conjuncts(seen))):
+            modified = select(condition, modified, const(-math.inf, product.dtype))
+        return modified
+
+    return Attention(query, key, value, None, False, scale, "flex", score)
+
+
+def _conjuncts(condition: Expr) -> Iterator[Expr]:
+    if isinstance(condition, Op) and condition.name == "and":
+        for part in condition.args:
+            yield from _conjuncts(part)
+    elif not (isinstance(condition, Const) and condition.value):
+        yield condition
+
+
+def _logarithm(total: Expr, shift: Expr) -> Expr:
+    """Of the sum of exponentials of scores, to base 2; -inf for a row that sees nothing."""
+    return _of_row(total, op("add", shift, op("log", total)))
+
+
+def _greatest(total: Expr, shift: Expr) -> Expr:
+    """The greatest score, which is what is taken off all, over log(2); -inf for a row that sees nothing."""
+    return _of_row(total, shift)
+
+
+def _of_row(total: Expr, value: Expr) -> Expr:
+    nothing = op("eq", total, const(0.0, total.dtype))
+    return select(nothing, const(-math.inf, total.dtype), op("div", value, const(LN2, total.dtype)))
