@@ -20,7 +20,7 @@ ROWS = range(2, 65)  # rows of the left factor …
 WEIGHTS = 1 << 18  # … and elements of the right one, from which on the call of ATen itself is no part of the time
 NARROW = 256  # columns, and depth, below which no run of weights is long enough
 ZEN = "znver"  # how LLVM's names of AMD's processors begin
-DEEP = 128  # depth of products of pairs: of less, rounding the sums to bf16, which oneDNN has an instruction for, takes too long
+DEEP = 128  # depth of products of pairs: of less, oneDNN was faster, probably by how it rounds sums to bf16
 LEAST_WORK = 1 << 20  # multiply-adds; of smaller products, on Zen, the call is most of the time
 
 
