@@ -54,6 +54,8 @@ def test_there_is_one_openmp_runtime(compiler: Any) -> None:
     compiler.check(lambda x: x.exp().sum(), torch.randn(2, 1000))
     assert openmp.loaded() == before and len(before) <= 1
     assert not before or "GOMP_parallel" in openmp.functions()
+    found = openmp.library()
+    assert found is None if not before else found and os.path.samefile(found, before[0])
 
 
 def test_two_threads_may_run_one_function(compiler: Any) -> None:
