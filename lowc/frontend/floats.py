@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from lowc.errors import Unsupported
+from lowc.frontend.dtypes import dtype_of
 from lowc.ir import types
 from lowc.ir.graph import Node, Ref, TensorMeta
 from lowc.ir.index import ZERO, Index
@@ -103,7 +106,11 @@ def with_tensors(node: Node, metas: Mapping[str, TensorMeta]) -> list[Node]:
     if node.target not in _WITH_TENSOR or uses_float(tuple(v for _, v in node.kwargs)):
         raise Unsupported(f"{node.target} of a floating-point size is not supported")
     taken = [metas[a.name] for a in node.args if isinstance(a, Ref) and a.name in metas]
-    wide = types.f64 if any(m.dtype == types.f64 for m in taken) else types.f32
+    default = dtype_of(torch.get_default_dtype())
+    if default.bits < 32 and not any(m.dtype.kind == "f" for m in taken):
+        raise Unsupported(f"{node.target} of integers and a floating-point size is not supported where floats are {default}")
+    known = {m.dtype for m in taken if m.dtype.kind == "f"} or {default}
+    wide = types.f64 if types.f64 in known else types.f32
     if out.dtype.kind == "f" and out.dtype.bits < 32 and all(not m.shape for m in taken):
         raise Unsupported(f"{node.target} of a 0-d {out.dtype} and a floating-point size is not supported")
     nodes: list[Node] = []

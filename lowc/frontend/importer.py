@@ -81,10 +81,11 @@ def import_graph(gm: fx.GraphModule, name: str) -> tuple[Graph, list[torch.Tenso
     inputs += [Input(key, _tensor_meta(tensor, symbols)) for key, tensor in constants.items()]
     written = {node.args[0].name for node in nodes if node.target == _COPY and isinstance(node.args[0], Ref)}
     marked = tuple(Input(i.name, i.meta, i.name in written) for i in inputs)
-    # Dynamo guards on both: another answer is another compilation.
+    # Dynamo guards on these: another answer is another compilation.
     deterministic = torch.are_deterministic_algorithms_enabled()
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    graph = Graph(name, tuple(symbols.values()), marked, tuple(nodes), outputs, deterministic, tf32)
+    default = dtype_of(torch.get_default_dtype())
+    graph = Graph(name, tuple(symbols.values()), marked, tuple(nodes), outputs, deterministic, tf32, default)
     return graph, list(constants.values())
 
 

@@ -109,7 +109,7 @@ class _Printer:
 
     def text(self, name: str) -> tuple[str, list[str]]:
         precision = torch.backends.cuda.matmul.fp32_precision
-        lines = [f"graph {name} {torch.are_deterministic_algorithms_enabled()} {precision}"]
+        lines = [f"graph {name} {torch.are_deterministic_algorithms_enabled()} {precision} {torch.get_default_dtype()}"]
         lines += [self._node(node) for node in self._gm.graph.nodes]
         lines += [f"{short}: {what}" for what, short in self._shared.items()]
         lines += sorted(_symbol(symbol, env) for symbol, env in self._symbols.items())

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lowc.ir.index import Index, Symbol
-from lowc.ir.types import DType
+from lowc.ir.types import DType, f32
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Graph:
     """``deterministic``: results must not depend on timing (``torch.use_deterministic_algorithms``), and memory that nobody has
-    written is filled.  ``tf32``: products of f32 may be of rounded factors (``torch.backends.cuda.matmul.fp32_precision``)."""
+    written is filled.  ``tf32``: products of f32 may be of rounded factors (``torch.backends.cuda.matmul.fp32_precision``).
+    ``default``: the type of Python's floats (``torch.get_default_dtype``)."""
 
     name: str
     symbols: tuple[Symbol, ...]
@@ -73,6 +74,7 @@ class Graph:
     outputs: tuple[GraphArg, ...]
     deterministic: bool = False
     tf32: bool = False
+    default: DType = f32
 
 
 def refs(arg: GraphArg) -> Iterator[Ref]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from lowc.ir import graph
 from lowc.ir.index import ONE, Index, Symbol, text
-from lowc.ir.types import DType
+from lowc.ir.types import DType, f32
 
 
 def print_graph(g: graph.Graph) -> str:
@@ -32,7 +32,8 @@ def print_graph(g: graph.Graph) -> str:
             comments[where] = f"  # {' '.join(where.split())}"
         return comments[where]
 
-    lines = [f"graph {g.name}({symbols}){' deterministic' if g.deterministic else ''}{' tf32' if g.tf32 else ''} {{"]
+    told = (" deterministic" * g.deterministic, " tf32" * g.tf32, f" {g.default}" * (g.default != f32))
+    lines = [f"graph {g.name}({symbols}){''.join(told)} {{"]
     for item in g.inputs:
         lines.append(f"  input {item.name}: {shown(item.meta)}{' mutated' if item.mutated else ''}")
     for node in g.nodes:

@@ -24,7 +24,7 @@ _SQRT_2_OVER_PI = sqrt(2 / pi)
 
 def _float(b: Builder, out: TensorMeta, formula: Formula, *operands: Value) -> Value:
     """A formula on floats in their common dtype."""
-    dtype = common_dtype(operands)
+    dtype = common_dtype(b.default, operands)
     if dtype.kind != "f":
         raise NotLowered(f"an activation of {dtype}")
     return elementwise(b, out, dtype, formula, *operands)
@@ -123,7 +123,7 @@ def threshold_backward(
     def formula(g: Expr, x: Expr) -> Expr:
         return select(op("le", x, b.number(threshold, x.dtype)), like(0, g), g)
 
-    return elementwise(b, out, common_dtype((grad_output, self)), formula, grad_output, self)
+    return elementwise(b, out, common_dtype(b.default, (grad_output, self)), formula, grad_output, self)
 
 
 def leaky_relu(b: Builder, out: TensorMeta, self: Value, negative_slope: Operand = 0.01) -> Value:

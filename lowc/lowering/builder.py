@@ -35,7 +35,7 @@ from lowc.ir.nodes import (
     View,
 )
 from lowc.ir.ops import REDUCERS
-from lowc.ir.types import DType, bool_, i64
+from lowc.ir.types import DType, bool_, f32, i64
 from lowc.ir.walk import children
 from lowc.lowering.scalars import bitcast, cast, const, index_value, op
 from lowc.lowering.values import (
@@ -87,6 +87,7 @@ class Builder:
 
     ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal, what is wanted, whose the op
     is in ATen) is a call of ATen, "" for a loop nest; see ``asked.Asked`` for what is wanted, and whose.
+    ``default``: the type of floats that integers become.
     ``tf32``: products of f32 are of their factors as ``ir.tiles.tf32`` rounds them.
     ``convolution``: likewise of (the input, weights, what is made, steps, groups).  ``node``: the name of the node at hand.
     """
@@ -103,6 +104,7 @@ class Builder:
         attention: Attends | None = None,
         convolution: Convolves | None = None,
         tf32: bool = False,
+        default: DType = f32,
     ) -> None:
         """``taken``: names that no temp may have."""
         self.choose_parts = choose_parts
@@ -114,6 +116,7 @@ class Builder:
         self.alone = alone
         self.engine = engine
         self.tf32 = tf32
+        self.default = default
         self.followed = False
         self.temps: list[Buffer] = []
         self.steps: list[Step] = []

@@ -14,7 +14,7 @@ from lowc.lowering.values import Coords, Value
 
 def div(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
     """True division: integers become f32 first."""
-    dtype = float_dtype(common_dtype((self, other)))
+    dtype = float_dtype(b.default, common_dtype(b.default, (self, other)))
     wide = compute_dtype(dtype)
     return b.map(
         out, lambda c: op("div", cast(b.read(self, c, dtype), wide), wide_scalar(b, other, c, dtype))
@@ -28,7 +28,7 @@ def div_mode(
         return div(b, out, self, other)
     if rounding_mode == "floor":
         return floor_divide(b, out, self, other)
-    dtype = common_dtype((self, other))
+    dtype = common_dtype(b.default, (self, other))
     if dtype.kind == "f":
         # ATen's kernels for f16 and bf16 tensors round the quotient before they truncate it, those for a scalar do not.
         scalar = _as_scalar(out, other)
@@ -43,7 +43,7 @@ def div_mode(
 
 
 def floor_divide(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
-    dtype = common_dtype((self, other))
+    dtype = common_dtype(b.default, (self, other))
     if dtype.kind == "f":
 
         scalar = _as_scalar(out, other)
@@ -86,7 +86,7 @@ def nonzero(y: Expr) -> Expr:
 
 
 def _integer_division(b: Builder, out: TensorMeta, name: str, self: Operand, other: Operand) -> Value:
-    dtype = common_dtype((self, other))
+    dtype = common_dtype(b.default, (self, other))
     if dtype.kind == "b":
         raise NotLowered("division of bool")
     return elementwise(b, out, dtype, lambda x, y: op(name, x, nonzero(y)), self, other)
@@ -94,7 +94,7 @@ def _integer_division(b: Builder, out: TensorMeta, name: str, self: Operand, oth
 
 def remainder(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
     """The sign of the divisor."""
-    dtype = common_dtype((self, other))
+    dtype = common_dtype(b.default, (self, other))
     if dtype.kind != "f":
         return _integer_division(b, out, "floormod", self, other)
 
@@ -109,7 +109,7 @@ def remainder(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Val
 
 def fmod(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
     """The sign of the dividend."""
-    dtype = common_dtype((self, other))
+    dtype = common_dtype(b.default, (self, other))
     if dtype.kind == "f":
         return elementwise(b, out, dtype, lambda x, y: op("fmod", x, y), self, other)
     return _integer_division(b, out, "truncmod", self, other)

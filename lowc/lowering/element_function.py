@@ -62,7 +62,7 @@ class Inside:
     restrided: set[str] = set()
 
     def __init__(self, b: Builder) -> None:
-        self.b, self.gpu, self.deterministic, self.alone = b, b.gpu, b.deterministic, b.alone
+        self.b, self.gpu, self.deterministic, self.alone, self.default = b, b.gpu, b.deterministic, b.alone, b.default
         self._made: dict[str, Element] = {}
 
     def __getattr__(self, name: str) -> NoReturn:

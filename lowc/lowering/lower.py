@@ -9,11 +9,11 @@ from typing import Any, ParamSpec
 
 from lowc.errors import LowcError, NotLowered, Unsupported
 from lowc.ir import arithmetic, collective
-from lowc.ir.graph import Graph, GraphArg, Node, Ref, TensorMeta, device_of, devices_of, refs, refs_of
+from lowc.ir.graph import Graph, GraphArg, Meta, Node, Ref, TensorMeta, device_of, devices_of, refs, refs_of
 from lowc.ir.index import Index, Symbol, atoms, constant, sole_atom
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
 from lowc.ir.types import f32
-from lowc.lowering import choose_product, collectives
+from lowc.lowering import choose_product, collectives, windows
 from lowc.lowering.asked import UNDECIDED, Asked, Attends, Convolves, Decided, Whose
 from lowc.lowering.attention import lines_of
 from lowc.lowering.builder import Builder
@@ -100,7 +100,7 @@ def lower(
     engine = gpu and not alone and library is not None
     builder = Builder(
         taken, gpu, graph.deterministic, atomic=gpu, library=unless_left(whose), alone=alone, engine=engine,
-        attention=unless_left(attends), convolution=unless_left(convolves), tf32=engine and graph.tf32,
+        attention=unless_left(attends), convolution=unless_left(convolves), tf32=engine and graph.tf32, default=graph.default,
     )  # fmt: skip
     builder.used = {(r.name, r.number) for n in graph.nodes for r in refs_of(n)}
     builder.used |= {(r.name, r.number) for r in refs(graph.outputs)}
@@ -112,8 +112,14 @@ def lower(
     for given in graph.inputs:
         inputs.append(_input(given.name, given.meta, builder, env))
     followed = _followed(graph)
+    bases = _bases(graph)
     for node in graph.nodes:
         builder.followed = node.name in followed
+        if node.name in bases:
+            ref, meta = bases[node.name]
+            builder.stem, builder.origin = _stem(node.target), (_origin(node),)
+            lying = windows.lying(builder, _resolve(ref, env), meta)
+            env[ref.name] = (*env[ref.name][: ref.number], lying, *env[ref.name][ref.number + 1 :])
         env[node.name] = _node(builder, node, env, devices, node.name in forbid)
     results = [_resolve(o, env) for o in graph.outputs]
     for value in _tensors(tuple(results)):
@@ -140,6 +146,19 @@ def _followed(graph: Graph) -> set[str]:
             (user,) = using
             if user.target in ELEMENTWISE or (user.target in RESHAPES and user.name in found):
                 found.add(node.name)
+    return found
+
+
+def _bases(graph: Graph) -> dict[str, tuple[Ref, TensorMeta]]:
+    """The tensors of whose storage nodes take windows, and how these lie, by the nodes' names."""
+    made: dict[str, tuple[Meta, ...]] = {given.name: (given.meta,) for given in graph.inputs}
+    found: dict[str, tuple[Ref, TensorMeta]] = {}
+    for node in graph.nodes:
+        made[node.name] = node.outputs
+        if node.target in windows.BY_STORAGE and isinstance(ref := node.args[0], Ref):
+            meta = made[ref.name][ref.number]
+            assert isinstance(meta, TensorMeta)
+            found[node.name] = ref, meta
     return found
 
 
@@ -260,6 +279,8 @@ def _extern(
 ) -> tuple[Any, ...]:
     """A call of ATen.  A view op is called in its copying form, so that no two buffers share memory."""
     target = COPYING.get(node.target, node.target)
+    if node.target in windows.BY_STORAGE:
+        windows.check_outside(builder, args[0])
     outside = tuple(_outside(builder, a) for a in args)
     named = tuple((name, _outside(builder, a)) for name, a in kwargs.items())
     written = _written(node, args, kwargs)

@@ -49,7 +49,7 @@ def unary_float(formula: Formula) -> Lowering:
     """An op that makes floats: integers are converted to the result's dtype first."""
 
     def lower(b: Builder, out: TensorMeta, self: Value) -> Value:
-        return elementwise(b, out, float_dtype(self.dtype), formula, self)
+        return elementwise(b, out, float_dtype(b.default, self.dtype), formula, self)
 
     return lower
 
@@ -169,7 +169,7 @@ def binary(formula: Formula, kinds: str = "iuf") -> Lowering:
     """An op in the common dtype of its operands, for dtypes of ``kinds``."""
 
     def lower(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
-        dtype = common_dtype((self, other))
+        dtype = common_dtype(b.default, (self, other))
         if dtype.kind not in kinds:
             raise NotLowered(f"no lowering for {dtype}")
         return elementwise(b, out, dtype, formula, self, other)
@@ -189,7 +189,7 @@ def logical(name: str) -> Lowering:
     """Logic on truth values; operands need not have one dtype."""
 
     def lower(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
-        dtypes = [x.dtype if isinstance(x, Value) else common_dtype((x,)) for x in (self, other)]
+        dtypes = [x.dtype if isinstance(x, Value) else common_dtype(b.default, (x,)) for x in (self, other)]
         return b.map(
             out,
             lambda c: op(name, *(truth(b.read(x, c, t)) for x, t in zip((self, other), dtypes, strict=True))),
@@ -242,7 +242,7 @@ def sub_scalar(b: Builder, out: TensorMeta, self: Value, other: Operand, alpha: 
 
 def _add(b: Builder, out: TensorMeta, self: Operand, other: Operand, alpha: Operand, direction: int) -> Value:
     """``self ± alpha * other``.  ATen's f32 and f64 kernels use one fused multiply-add when alpha is not 1."""
-    dtype = common_dtype((self, other))
+    dtype = common_dtype(b.default, (self, other))
     if dtype == bool_:
         if direction < 0 or alpha != 1:
             raise NotLowered("arithmetic on bool")
@@ -264,7 +264,7 @@ def _add(b: Builder, out: TensorMeta, self: Operand, other: Operand, alpha: Oper
 
 
 def mul(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
-    dtype = common_dtype((self, other))
+    dtype = common_dtype(b.default, (self, other))
     if dtype == bool_:
         return elementwise(b, out, dtype, lambda x, y: op("and", x, y), self, other)
     wide = compute_dtype(dtype)
@@ -290,7 +290,7 @@ def shift(name: str) -> Lowering:
     """Shifts: by a negative amount or the width or more gives 0 (or the sign)."""
 
     def lower(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
-        dtype = common_dtype((self, other))
+        dtype = common_dtype(b.default, (self, other))
         if dtype.kind not in "iu":
             raise NotLowered(f"shift of {dtype}")
         return elementwise(b, out, dtype, lambda x, y: op(name, x, y), self, other)
@@ -302,7 +302,7 @@ def float_binary(formula: Formula) -> Lowering:
     """An op that makes floats of integers."""
 
     def lower(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
-        return elementwise(b, out, float_dtype(common_dtype((self, other))), formula, self, other)
+        return elementwise(b, out, float_dtype(b.default, common_dtype(b.default, (self, other))), formula, self, other)
 
     return lower
 
@@ -312,7 +312,7 @@ def float_binary(formula: Formula) -> Lowering:
 
 def where(b: Builder, out: TensorMeta, condition: Value, self: Operand, other: Operand) -> Value:
     """``condition`` is bool or uint8 (non-zero is true)."""
-    dtype = common_dtype((self, other))
+    dtype = common_dtype(b.default, (self, other))
     return b.map(
         out,
         lambda c: select(truth(b.read(condition, c)), b.read(self, c, dtype), b.read(other, c, dtype)),
@@ -327,7 +327,7 @@ def clamp(
     b: Builder, out: TensorMeta, self: Value, min: Operand | None = None, max: Operand | None = None
 ) -> Value:
     """min(max(x, low), high): a NaN in any of them wins; numbers keep a zero's sign where they equal it, as std::max does."""
-    dtype = common_dtype([x for x in (self, min, max) if x is not None])
+    dtype = common_dtype(b.default, [x for x in (self, min, max) if x is not None])
     if dtype == bool_ or any(isinstance(x, float) and x != x for x in (min, max)):
         raise NotLowered("clamp of bool, or to NaN")
 
@@ -357,7 +357,7 @@ def addcmul(
     b: Builder, out: TensorMeta, self: Value, tensor1: Value, tensor2: Value, *, value: Operand = 1
 ) -> Value:
     """``self + value * tensor1 * tensor2``; ATen fuses the last product with the sum."""
-    dtype = common_dtype((self, tensor1, tensor2))
+    dtype = common_dtype(b.default, (self, tensor1, tensor2))
 
     def formula(x: Expr, y: Expr, z: Expr) -> Expr:
         scaled = op("mul", b.number(value, x.dtype), y)
@@ -376,7 +376,7 @@ def fused(b: Builder, out: TensorMeta, self: Value, tensor1: Value, tensor2: Val
 def addcdiv(
     b: Builder, out: TensorMeta, self: Value, tensor1: Value, tensor2: Value, *, value: Operand = 1
 ) -> Value:
-    dtype = common_dtype((self, tensor1, tensor2))
+    dtype = common_dtype(b.default, (self, tensor1, tensor2))
     if dtype.kind != "f":
         raise NotLowered("addcdiv of integers")
 
@@ -388,7 +388,7 @@ def addcdiv(
 
 def lerp(b: Builder, out: TensorMeta, self: Value, end: Value, weight: Operand) -> Value:
     """From the nearer end, with one rounding of the last product and sum, as ATen has it."""
-    dtype = common_dtype((self, end, weight))
+    dtype = common_dtype(b.default, (self, end, weight))
 
     def element(c: Coords) -> Expr:
         x, y, w = (wide_scalar(b, v, c, dtype) for v in (self, end, weight))

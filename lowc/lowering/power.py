@@ -18,7 +18,7 @@ Lowering = Callable[..., Value]
 
 def pow_(b: Builder, out: TensorMeta, self: Operand, exponent: Operand) -> Value:
     """aten.pow: Python exponents that ATen treats on their own become products, roots and quotients."""
-    dtype = common_dtype((self, exponent))
+    dtype = common_dtype(b.default, (self, exponent))
     if dtype == bool_:
         raise NotLowered("a power of bool")
     if isinstance(exponent, int | float):
@@ -61,7 +61,7 @@ def _fixed_integer_power(b: Builder, out: TensorMeta, self: Operand, exponent: i
         assert result is not None
         return result
 
-    return elementwise(b, out, common_dtype((self, exponent)), formula, self)
+    return elementwise(b, out, common_dtype(b.default, (self, exponent)), formula, self)
 
 
 def integer_power(b: Builder, x: Expr, n: Expr) -> Expr:
@@ -125,7 +125,7 @@ def xlogy(log: str) -> Lowering:
     """x * log(y): NaN where y is, 0 where x is 0.  The logarithm is rounded to f16 or bf16 on its own."""
 
     def lower(b: Builder, out: TensorMeta, self: Operand, other: Operand) -> Value:
-        dtype = float_dtype(common_dtype((self, other)))
+        dtype = float_dtype(b.default, common_dtype(b.default, (self, other)))
 
         def formula(x: Expr, y: Expr) -> Expr:
             product = op("mul", x, rounded(op(log, y), dtype))
@@ -140,7 +140,7 @@ def xlogy(log: str) -> Lowering:
 
 def scaled(factor: float) -> Lowering:
     def lower(b: Builder, out: TensorMeta, self: Value) -> Value:
-        return elementwise(b, out, float_dtype(self.dtype), lambda x: op("mul", x, like(factor, x)), self)
+        return elementwise(b, out, float_dtype(b.default, self.dtype), lambda x: op("mul", x, like(factor, x)), self)
 
     return lower
 
@@ -149,7 +149,7 @@ def heaviside(b: Builder, out: TensorMeta, self: Value, values: Value) -> Value:
     def formula(x: Expr, y: Expr) -> Expr:
         return select(op("eq", x, like(0, x)), y, select(op("gt", x, like(0, x)), like(1, x), like(0, x)))
 
-    dtype = common_dtype((self, values))
+    dtype = common_dtype(b.default, (self, values))
     if dtype == bool_ or isinstance(values, Index):
         raise NotLowered("heaviside of bool")
     return elementwise(b, out, dtype, formula, self, values)

@@ -47,19 +47,19 @@ def _combine(higher: DType | None, lower: DType | None) -> DType | None:
     return higher
 
 
-def number_dtype(value: object) -> DType:
-    """The type a Python number has as a tensor (default dtype f32)."""
+def number_dtype(default: DType, value: object) -> DType:
+    """The type a Python number has as a tensor (a float: ``default``)."""
     if isinstance(value, bool):
         return bool_
     if isinstance(value, int | Index):
         return i64
     if isinstance(value, float):
-        return f32
+        return default
     raise NotLowered(f"{type(value).__name__} operands")
 
 
-def common_dtype(operands: Sequence[object]) -> DType:
-    """The result type of ``operands`` (Values and numbers)."""
+def common_dtype(default: DType, operands: Sequence[object]) -> DType:
+    """The result type of ``operands`` (Values and numbers) where floats are of the type ``default``."""
     dimensioned: DType | None = None
     zero_dim: DType | None = None
     wrapped: DType | None = None
@@ -72,7 +72,7 @@ def common_dtype(operands: Sequence[object]) -> DType:
             else:
                 zero_dim = operand.dtype if zero_dim is None else promote(zero_dim, operand.dtype)
         else:
-            dtype = number_dtype(operand)
+            dtype = number_dtype(default, operand)
             wrapped = dtype if wrapped is None else promote(wrapped, dtype)
     found = _combine(dimensioned, _combine(zero_dim, wrapped))
     if found is None:
@@ -80,6 +80,6 @@ def common_dtype(operands: Sequence[object]) -> DType:
     return found
 
 
-def float_dtype(dtype: DType) -> DType:
-    """What an op computes in that makes floats of integers."""
-    return dtype if dtype.kind == "f" else f32
+def float_dtype(default: DType, dtype: DType) -> DType:
+    """What an op computes in that makes floats, of the type ``default``, of integers."""
+    return dtype if dtype.kind == "f" else default

@@ -39,7 +39,7 @@ def _found(b: Builder, out: TensorMeta, self: Operand, sequence: Value, right: b
     length = constant(sequence.shape[-1])
     if length is None:
         raise NotLowered("a search in a sequence of symbolic length")
-    dtype = common_dtype((self, sequence))
+    dtype = common_dtype(b.default, (self, sequence))
     rows = len(sequence.shape) > 1
 
     def at(value: Value, c: tuple[Index, ...], place: Expr, within: Expr) -> Expr:

@@ -36,6 +36,7 @@ from lowc.lowering import (
     sorting,
     variance,
     views,
+    windows,
 )
 from lowc.lowering import pointwise as p
 from lowc.lowering.scalars import is_nan, like, op
@@ -259,6 +260,7 @@ COPIES: dict[str, Callable[..., Any]] = {
     "aten.slice_scatter.default": concat.slice_scatter,
     "aten.select_scatter.default": concat.select_scatter,
     "aten.diagonal_scatter.default": concat.diagonal_scatter,
+    "aten.as_strided_scatter.default": windows.as_strided_scatter,
     "aten.view_copy.default": concat.copying(views.reshape),
     "aten.diagonal_copy.default": concat.copying(views.diagonal),
     "aten.reflection_pad1d.default": pad.pad(pad.reflected),
@@ -305,7 +307,7 @@ VIEWS: dict[str, Callable[..., Any]] = {
     "aten.view.dtype": views.view_dtype,
     "aten.view_as_real.default": views.complex_parts,
     "aten.view_as_complex.default": views.complex_parts,
-    "aten.as_strided.default": views.as_strided,
+    "aten.as_strided.default": windows.as_strided,
 }
 
 REDUCTION: dict[str, Callable[..., Any]] = {

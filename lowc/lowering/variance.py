@@ -5,9 +5,11 @@ Two passes over a row, the mean and then the squared distances from it.  With m'
     sum (x - m)**2  =  sum (x - m')**2  -  (sum (x - m'))**2 / n
 
 The second term would be 0 for an exact m'; with it the result is exact also where rows are far from 0, next to their deviation
-(T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the Sample Variance", 1983, the corrected two-pass algorithm).  If parts
-of a row lie apart in memory, as in batch norm over (batch, height, width), a part is read again while it is in the cache, and the
-parts' moments are moved from their own mean m' to one for all, m'', before they are added up:
+(T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the Sample Variance", 1983, the corrected two-pass algorithm).  The
+mean takes the sum of plain distances up, too, m' + sum (x - m') / n: so of equal elements it is that element, as in ATen, and
+what layer norm makes of them is 0, not the mean's rounding times 1 / sqrt(eps).  If parts of a row lie apart in memory, as in
+batch norm over (batch, height, width), a part is read again while it is in the cache, and the parts' moments are moved from
+their own mean m' to one for all, m'', before they are added up:
 
     sum (x - m'')**2  =  sum (x - m')**2  +  2 (m' - m'') sum (x - m')  +  n (m' - m'')**2
     sum (x - m'')     =  sum (x - m')  +  n (m' - m'')
@@ -88,8 +90,8 @@ def _moments(
 
         def row(r: Row) -> Sequence[Expr]:
             mean, spread, rest = _mean_spread_and_rest(r, acc)
-            spread = _about_the_mean(spread, rest, cast(b.index(r.count), acc))
-            return results(op("div", spread, _freedom(b, r.count, correction, acc)), mean)
+            whole, mean = _about_the_mean(mean, spread, rest, cast(b.index(r.count), acc))
+            return results(op("div", whole, _freedom(b, r.count, correction, acc)), mean)
 
         return b.reduce(outs, self, dims, row)
     # Outer dimensions last, so that one kept element's parts lie side by side.
@@ -111,7 +113,7 @@ def _moments(
             moved = op("mul", n, distance)
             b.update(spread, "add", op("add", b.load(spreads, at), op("mul", distance, op("add", op("add", own, own), moved))))
             b.update(rest, "add", op("add", own, moved))
-        whole = _about_the_mean(spread[0], rest[0], cast(b.index(r.count * size), acc))
+        whole, mean = _about_the_mean(mean, spread[0], rest[0], cast(b.index(r.count * size), acc))
         return results(op("div", whole, _freedom(b, r.count * size, correction, acc)), mean)
 
     return b.reduce(outs, means, dims, combined)
@@ -141,12 +143,14 @@ def _mean(r: Row, acc: DType) -> Expr:
     return b.let(op("div", total(r, acc), cast(b.index(r.count), acc)))
 
 
-def _about_the_mean(spread: Expr, rest: Expr, count: Expr) -> Expr:
-    """The sum of squared distances from the mean itself; ``spread`` and ``rest``: of those from it as it was rounded, and of the
-    plain ones."""
-    exact = op("sub", spread, op("mul", rest, op("div", rest, count)))
+def _about_the_mean(mean: Expr, spread: Expr, rest: Expr, count: Expr) -> tuple[Expr, Expr]:
+    """The sum of squared distances from the mean itself, and that; ``spread`` and ``rest``: the sums of squared and of plain
+    distances from it as it was rounded."""
+    error = op("div", rest, count)
+    exact = op("sub", spread, op("mul", rest, error))
     exact = op("max", exact, like(0.0, exact))  # of equal elements it might round below
-    return select(op("lt", spread, like(math.inf, spread)), exact, spread)
+    finite = op("lt", spread, like(math.inf, spread))
+    return select(finite, exact, spread), select(finite, op("add", mean, error), mean)
 
 
 def _mean_spread_and_rest(r: Row, acc: DType) -> tuple[Expr, Expr, Expr]:

@@ -21,7 +21,6 @@ from lowc.lowering.builder import Builder
 from lowc.lowering.values import (
     Coords,
     Value,
-    dense_coords,
     is_one,
     remap,
     reshape_coords,
@@ -321,16 +320,3 @@ def complex_parts(b: Builder, out: TensorMeta, self: Value) -> Value:
     if {self.dtype, out.dtype} not in ({c64, f32}, {c128, f64}):
         raise NotLowered(f"{self.dtype} as {out.dtype}")
     return reinterpreted(self, out)
-
-
-def as_strided(
-    b: Builder, out: TensorMeta, self: Value, size: object, stride: object, storage_offset: Size | None = None
-) -> Value:
-    """A window of the storage.  An offset counts from its start, which nobody checks for an input: ATen looks there."""
-    if storage_offset is not None and b.is_input(self.buffer):
-        raise NotLowered("a window at a fixed place of an input's storage")
-    if self.strides is None or self.dtype != self.buffer.dtype:
-        raise NotLowered("as_strided of what is no strided window")
-    offset = self.offset if storage_offset is None else ix(storage_offset) - b.storage_offset(self.buffer)
-    mapping = dense_coords(self.buffer, out.strides, offset, out.shape)
-    return Value(self.buffer, self.dtype, out.shape, mapping, out.strides, offset)

@@ -4,7 +4,7 @@ A temp that a launch makes, and that the call does not return, lives in the work
 given first-fit by offset.  Symbolic sizes: a temp takes the place of a dead one that is surely as large; new places follow one
 another.
 What extern calls make, what is returned, and temps whose size only a step of the call tells (how many elements a mask selects)
-are tensors of their own: the workspace is there before the first step.
+are tensors of their own: the workspace is there before the first step.  So is what an op of the user's is given, who may keep it.
 
 The workspace lives as long as the call, while tensors come and go: a backward pass begins with all that the forward pass saved
 and frees it step by step.  Where the two together would need more at their worst than temps that live only as long as they are
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from lowc.ir import arithmetic
+from lowc.ir.collective import is_collective
 from lowc.ir.index import Index, Symbol, atoms, constant, ix, prove_nonneg
 from lowc.ir.nodes import Buffer, Extern, Launch, Module
 from lowc.ir.walk import storage_size
@@ -55,6 +56,7 @@ class _Life:
 def _plan(module: Module) -> tuple[tuple[tuple[str, Index], ...], Index]:
     outside = returned(module)
     outside |= {id(r) for s in module.steps if isinstance(s, Extern) for r in s.results}
+    outside |= {id(b) for s in module.steps if isinstance(s, Extern) and _users(s.target) for b in step_reads(s)}
     temps = {id(t) for t in module.temps}
     everything = _lives(module)
     wanted = [life for key, life in everything.items() if key in temps and key not in outside]
@@ -71,6 +73,11 @@ def _plan(module: Module) -> tuple[tuple[tuple[str, Index], ...], Index]:
         placed += [(life.buffer.name, ix(places[n])) for n, life in enumerate(numeric) if n in places]
     end = _place_symbolic(symbolic, placed, top)
     return tuple(placed), end
+
+
+def _users(target: str) -> bool:
+    """Whether an op is neither torch's nor lowc's; one that calls an op which another op is given is taken for the user's."""
+    return target.partition(".")[0] not in ("aten", "prims") and target != arithmetic.TARGET and not is_collective(target)
 
 
 def _given(module: Module) -> set[Symbol]:

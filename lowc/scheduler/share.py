@@ -252,7 +252,8 @@ def _key(expr: Expr, axis: Axis) -> object:
     if isinstance(expr, FromIndex):
         return _bound(expr.index, axis), expr.dtype
     if isinstance(expr, Load):
-        return id(expr.buffer), tuple([_bound(i, axis) for i in expr.index])
+        mask = None if expr.mask is None else _key(expr.mask, axis)
+        return id(expr.buffer), tuple([_bound(i, axis) for i in expr.index]), mask
     return expr.name, expr.dtype, tuple([_key(a, axis) for a in expr.args])
 
 

@@ -126,3 +126,20 @@ def test_gradients_of_what_is_broadcast() -> None:
     for columns in (1, 3, 17):
         x, g = matrix("rand", 100_000, columns), matrix("rand", 100_000, columns)
         check(gradients, x, torch.ones(columns).requires_grad_(), g)
+
+
+@pytest.mark.parametrize("dims", [(1,), (0, 2), (2,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_mean_of_equal_elements_is_that_element(dims: tuple[int, ...], dtype: torch.dtype) -> None:
+    """A rounded mean would leave a rest, which layer norm multiplies by 1 / sqrt(eps)."""
+    kept = [1 if d in dims else n for d, n in enumerate((3, 10, 77))]
+    x = (torch.rand(kept, generator=torch.Generator().manual_seed(3), dtype=dtype) * 100).expand(3, 10, 77).contiguous()
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return (*torch.var_mean(x, dims, keepdim=True), torch.nn.functional.layer_norm(x, (77,)))
+
+    torch._dynamo.reset()
+    variance, mean, normal = torch.compile(f, backend="lowc")(x)
+    assert torch.equal(variance, torch.zeros_like(variance)) and torch.equal(mean.expand_as(x), x)
+    if 2 in dims:
+        assert torch.equal(normal, torch.zeros_like(x))

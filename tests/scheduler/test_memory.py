@@ -19,9 +19,9 @@ DYING = """module @SCHEDULED() {{
   temp u: f32[{n}]
   temp g: f32[1]
   launch both(a, b, t)
-  e = extern f(t)
+  e = extern aten.f.default(t)
   launch copy(e, u)
-  g = extern h(t, u)
+  g = extern aten.h.default(t, u)
   return g{returned}
 }}
 
@@ -70,7 +70,7 @@ SYMBOLIC = """module @SCHEDULED(s: 2.. ~ 100, u: 0..) {
   temp out: f32[s]
   temp end: f32[u]
   launch grow(x, big)
-  found = extern select(big)
+  found = extern aten.select.default(big)
   launch cut(x, small)
   launch copy(found, late)
   launch cut(small, out)

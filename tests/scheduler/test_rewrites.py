@@ -73,6 +73,25 @@ COORDINATES = program(
     "f(x, t)",
     "g(p, t, x, out)",
 )
+MASKED = program(
+    """kernel f(x: f32[4, 8], y: f32[4, 8], out: f32[4, 8]) {
+      for i in 4 {
+        acc s: f32 = add
+        for k in 8 {
+          near = idx(k) < 5
+          some = exp(x[i, k if near])
+          s add= exp(x[i, k]) * some
+        }
+        for j in 8 {
+          few = idx(j) < 3
+          out[i, j] = exp(x[i, j]) / s + exp(x[i, j if few]) + y[i, j]
+        }
+      }
+    }""",
+    "",
+    "f(x, y, out)",
+)
+"""exp of masked and of plain loads of one element are two values (``share`` took one for the other)."""
 SHARED = program(
     """kernel f(x: f32[4, 8], out: f32[4, 8]) {
       for i in 4 { for j in 8 { out[i, j] = x[i, j] * 2.0 } }
@@ -90,8 +109,8 @@ SHARED = program(
 
 @pytest.mark.parametrize(
     "text",
-    [FORWARDED, FORWARDED_AT_ONCE, RECOMPUTED, COORDINATES, SHARED],
-    ids=["forwarded", "forwarded at once", "recomputed", "coordinates", "shared"],
+    [FORWARDED, FORWARDED_AT_ONCE, RECOMPUTED, COORDINATES, MASKED, SHARED],
+    ids=["forwarded", "forwarded at once", "recomputed", "coordinates", "masked", "shared"],
 )
 def test_every_pass_keeps_the_meaning(text: str) -> None:
     module = parse_module(text)
