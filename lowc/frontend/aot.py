@@ -193,7 +193,8 @@ def _prepare(gm: fx.GraphModule, own_random: bool, channels_last: Collection[tor
 
 
 def _with_functions_as_text(gm: fx.GraphModule) -> None:
-    if gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.flex_attention):
+    hop = torch.ops.higher_order
+    if any(gm.graph.find_nodes(op="call_function", target=t) for t in (hop.flex_attention, hop.flex_attention_backward)):
         from lowc.frontend.flex_attention import replace_flex_attention
 
         replace_flex_attention(gm)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
-from torch._higher_order_ops.flex_attention import sdpa_dense
+from torch._higher_order_ops.flex_attention import sdpa_dense, sdpa_dense_backward
 
 from lowc.errors import LowcError
 from lowc.frontend.dtypes import TORCH_DTYPES, dtype_of
@@ -39,15 +39,25 @@ class _StaysError(Exception):
 def replace_flex_attention(gm: fx.GraphModule) -> int:
     """Replaces the calls in ``gm`` that can be; returns how many there were."""
     replaced = 0
-    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.flex_attention):
+    hop = torch.ops.higher_order
+    found = [*gm.graph.find_nodes(op="call_function", target=hop.flex_attention)]
+    found += gm.graph.find_nodes(op="call_function", target=hop.flex_attention_backward)
+    for node in found:
+        forward = node.target is hop.flex_attention
         try:
-            args = _arguments(gm, *node.args)
+            args = _arguments(gm, *node.args) if forward else _arguments_backward(gm, node, *node.args)
         except _StaysError:
             continue
         register()
+        ours = torch.ops.lowc
         with gm.graph.inserting_before(node):
-            made = gm.graph.call_function(torch.ops.lowc.flex_attention.default, args)
+            op: Any = ours.flex_attention.default if forward else ours.flex_attention_backward.default
+            made = gm.graph.call_function(op, args)
         made.meta.update(node.meta)
+        if not forward:
+            made.meta["val"] = node.meta["val"][:3]
+            for pick in [user for user in node.users if user.args[1] == 3]:  # nothing, for each tensor that is captured
+                gm.graph.erase_node(pick)
         node.replace_all_uses_with(made)
         gm.graph.erase_node(node)
         replaced += 1
@@ -61,18 +71,39 @@ def _arguments(
     options: Any, score_others: Sequence[Any] = (), mask_others: Sequence[Any] = (),
 ) -> tuple[list[fx.Node], list[fx.Node], str]:  # fmt: skip
     given = _Given([query, key, value], [])
-    mode = detect_fake_mode([node.meta.get("val") for node in (query, key, value)])
-    if mode is None or not isinstance(scale, float) or query.meta["val"].device.type != "cpu":
+    functions = [(score, "s", score_others), (block_mask[-1], "", mask_others)]
+    return _written(gm, given, functions, scale)
+
+
+def _arguments_backward(
+    gm: fx.GraphModule, node: fx.Node, query: fx.Node, key: fx.Node, value: fx.Node, out: fx.Node, sums: fx.Node,
+    grad: fx.Node | None, grad_sums: fx.Node | None, score: fx.Node, joint: fx.Node, block_mask: Sequence[Any], scale: Any,
+    options: Any, score_others: Sequence[Any] = (), mask_others: Sequence[Any] = (),
+) -> tuple[list[fx.Node], list[fx.Node], str]:  # fmt: skip
+    if grad is None or any(pick.users for pick in node.users if pick.args[1] == 3):
+        raise _StaysError("gradients of what is captured")
+    given = _Given([query, key, value, out, sums, grad, *([] if grad_sums is None else [grad_sums])], [])
+    functions = [(score, "s", score_others), (joint, "sg", score_others), (block_mask[-1], "", mask_others)]
+    return _written(gm, given, functions, scale, 0.0 if grad_sums is None else 1.0)
+
+
+def _written(
+    gm: fx.GraphModule, given: "_Given", asked: Sequence[tuple[fx.Node, str, Sequence[Any]]], scale: Any, *more: float
+) -> tuple[list[fx.Node], list[fx.Node], str]:
+    """The arguments for functions that take a score ("s"), where it is, and a gradient ("g"), and what they capture."""
+    query = given.tensors[0].meta["val"]
+    mode = detect_fake_mode([node.meta.get("val") for node in given.tensors])
+    if mode is None or not isinstance(scale, float) or query.device.type != "cpu":
         raise _StaysError("no CPU's")
-    working = torch.float64 if query.meta["val"].dtype == torch.float64 else torch.float32
+    working = torch.float64 if query.dtype == torch.float64 else torch.float32
     functions: list[Function] = []
     with mode:
         place = [torch.empty((), dtype=torch.int64) for _ in range(PLACE)]
-        for held, first, others in (
-            (score, [torch.empty((), dtype=working)], score_others), (block_mask[-1], [], mask_others),
-        ):  # fmt: skip
-            functions.append(_function(gm, attribute(gm, held), [*first, *place], [given.argument(o) for o in others], others))
-    return given.tensors, given.sizes, element_function.text(functions, scale)
+        for held, taken, others in asked:
+            before, behind = ([torch.empty((), dtype=working)] if letter in taken else [] for letter in "sg")
+            captured = [given.argument(o) for o in others]
+            functions.append(_function(gm, attribute(gm, held), [*before, *place, *behind], captured, others))
+    return given.tensors, given.sizes, element_function.text(functions, scale, *more)
 
 
 class _Given:
@@ -130,8 +161,8 @@ def _function(
                 raise _StaysError("makes a tensor of symbolic sizes")
             lines.append(Line(str(node.target), written, kwargs, dtype_of(values[node].dtype).name, shape))
         elif node.op == "output":
-            result = node.args[0]
-            (result,) = result if isinstance(result, tuple | list) else (result,)
+            result: Any = node.args[0]
+            result = result[0] if isinstance(result, tuple | list) else result  # the first gradient is that of the score
             return Function(len(parameters), tuple(lines), _argument(result, args))
         else:
             raise _StaysError(f"holds {node.format_node()}")
@@ -183,10 +214,16 @@ def register() -> torch.library.Library:
     ``tensors``: queries [B, H, L, D], keys [B, H / G, S, D], values [B, H / G, S, E] (both may have batch 1), what the functions
     read; ``call``: the function of a score, that of a mask, and the scale.  Gives the result [B, H, L, E] and, of each row, the
     logarithm of the sum of exponentials and the greatest score, both over log(2) and f32.
+
+    ``flex_attention_backward``: takes the result, these logarithms, the gradient of the result and perhaps (``call`` says so, by
+    a number behind the scale) of the logarithms as well, behind queries, keys and values, of which it gives the gradients; its
+    functions are of a score, of the gradient of a score, and of a mask.
     """
     library = torch.library.Library("lowc", "FRAGMENT")
     library.define("flex_attention(Tensor[] tensors, SymInt[] sizes, str call) -> Tensor[]")
     library.impl("flex_attention", call, "CompositeExplicitAutograd")
+    library.define("flex_attention_backward(Tensor[] tensors, SymInt[] sizes, str call) -> Tensor[]")
+    library.impl("flex_attention_backward", call_backward, "CompositeExplicitAutograd")
     return library
 
 
@@ -199,6 +236,22 @@ def call(tensors: list[Tensor], sizes: list[int], call: str) -> list[Tensor]:
     with _mapping():
         result, *rows = sdpa_dense(query, key, value, score_, (*nothing, mask_), scale, {})
     return [result, *(r.float() for r in rows)]
+
+
+def call_backward(tensors: list[Tensor], sizes: list[int], call: str) -> list[Tensor]:
+    """``lowc::flex_attention_backward`` by torch's own formula."""
+    functions, (scale, has_sums) = parsed(call)
+    score, joint, mask = (_callable(f, tensors, sizes) for f in functions)
+    blocks = (*(None,) * 15, mask)
+    query, key, value, out, sums, grad, *_ = tensors
+    of_sums = tensors[6] if has_sums else None
+
+    def gradient(*values: Tensor) -> list[Tensor | None]:
+        return [joint(*values), None, None, None, None]
+
+    with _mapping():
+        found = sdpa_dense_backward(query, key, value, out, sums, grad, of_sums, score, gradient, blocks, scale, {}, (), ())
+    return list(found[:3])
 
 
 def _mapping() -> AbstractContextManager[None]:

@@ -31,32 +31,38 @@ Sums lie as threads of tensor cores have them (``tiles.held_at``).  Weights and 
 rounded before they are multiplied, as in ATen's kernels.  A row that sees nothing has weights 0.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from lowc.errors import NotLowered
 from lowc.ir import tiles
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import ONE, Index, floordiv, ix
 from lowc.ir.nodes import Const, Expr
-from lowc.ir.types import accumulate_dtype
+from lowc.ir.types import accumulate_dtype, f64
 from lowc.lowering.attention import Attention, Outputs, check, lines_of, scale_of, score_of, sharing
 from lowc.lowering.builder import Builder
-from lowc.lowering.scalars import cast, op
+from lowc.lowering.scalars import cast, op, select
 from lowc.lowering.values import Coords, Value
 
 Results = tuple[Value | None, ...]
+Slope = Callable[[Builder, Expr, Coords, Expr], Expr]
+LN2 = math.log(2)
 
 
 @dataclass(frozen=True, slots=True)
 class Backward:
     """``asked``: of the forward pass; ``grad`` of its result ``out``, [B, H, L, E]; ``lse``: logarithms of sums, [B, H, L]
-    or more rows."""
+    or more rows.  ``slope``: of scores by a function, what that makes of a scaled product, where it is, and the gradient of the
+    score; logarithms are then to base 2 and -inf for a row that sees nothing.  ``grad_lse``: of these."""
 
     asked: Attention
     grad: Value
     out: Value
     lse: Value
+    slope: Slope | None = None
+    grad_lse: Value | None = None
 
 
 def for_cpu(
@@ -96,6 +102,36 @@ def cudnn(
         raise NotLowered("a causal mask of more keys than queries, or fewer")
     asked = Attention(query, key, value, attn_bias, is_causal, scale, "cudnn")
     return _lowered(b, outs, Backward(asked, grad_out, out, logsumexp), dropout_p)
+
+
+def by_function(b: Builder, outs: Outputs, found: Backward) -> Results:
+    """Of scores by a function (``flex_attention.py``)."""
+    check(found.asked)
+    if found.asked.q.dtype == f64 and found.lse.dtype != f64:  # they are f32 whatever the operands are
+        found = replace(found, lse=_logarithms(b, found.asked))
+    return _lowered(b, outs, found, 0.0)
+
+
+def _logarithms(b: Builder, asked: Attention) -> Value:
+    """Of each row, the logarithm to base 2 of the sum of exponentials; -inf for one that sees nothing."""
+    wide, each = accumulate_dtype(asked.q.dtype), sharing(asked)
+    nothing, zero = Const(-math.inf, wide), Const(0.0, wide)
+    result = b.temp(wide, asked.q.shape[:3], name="logarithms")
+    with b.kernel(), b.loops(result.shape, range(3)) as (n, h, i):
+        shift: Expr = zero
+        total: Expr = zero
+        for reducer in ("max", "add"):
+            found = b.acc(reducer, wide)
+            with b.loop(asked.k.shape[2], "j") as j:
+                key = (n, floordiv(h, each), j)
+                score = score_of(b, asked, _product(b, asked.q.shape[3], "d", asked.q, asked.k, (n, h, i), key), (n, h, i, j))
+                b.update(found, reducer, score if reducer == "max" else op("exp", op("sub", score, shift)))
+            total = found[0]
+            if reducer == "max":
+                shift = b.let(select(op("eq", total, nothing), zero, total))
+        value = op("div", op("add", shift, op("log", total)), Const(LN2, wide))
+        b.store(result, (n, h, i), select(op("eq", total, zero), nothing, value))
+    return result
 
 
 def _lowered(b: Builder, outs: Outputs, found: Backward, dropout: float) -> Results:
@@ -167,7 +203,7 @@ def _zeros(b: Builder, asked: Attention) -> Value:
 
 
 def _delta(b: Builder, found: Backward) -> Value:
-    """Of each row, the sum of gradient times result."""
+    """Of each row, the sum of gradient times result, less the gradient of the logarithm."""
     wide = accumulate_dtype(found.grad.dtype)
     shape = found.grad.shape[:3]
     delta = b.temp(wide, shape, name="delta")
@@ -176,7 +212,11 @@ def _delta(b: Builder, found: Backward) -> Value:
         with b.loop(found.grad.shape[3], "e") as e:
             a, c = (cast(b.load(x, (*place, e)), wide) for x in (found.grad, found.out))
             b.update(total, "add", op("mul", a, c))
-        b.store(delta, tuple(place), total[0])
+        value: Expr = total[0]
+        if found.grad_lse is not None:
+            of_sums = cast(b.load(found.grad_lse, tuple(place)), wide)
+            value = op("sub", value, op("div", of_sums, Const(LN2, wide)))
+        b.store(delta, tuple(place), value)
     return delta
 
 
@@ -199,9 +239,15 @@ def _weight_and_slope(b: Builder, found: Backward, delta: Value, query: Coords, 
         left, right = ((of_key, key), (of_query, query)) if turned else ((of_query, query), (of_key, key))
         sums.append(_product(b, of_query.shape[3], letter, left[0], right[0], left[1], right[1]))
     score = score_of(b, asked, sums[0], (*query, key[2]))
-    lse = b.load(found.lse, (*query, ix(0))[: len(found.lse.shape)])
-    weight = b.let(op("exp", op("sub", score, cast(lse, wide))))
-    return weight, op("mul", weight, op("sub", sums[1], b.load(delta, query)))
+    lse = cast(b.load(found.lse, (*query, ix(0))[: len(found.lse.shape)]), wide)
+    if found.slope is not None:  # a row that sees nothing has scores of -inf, and weights 0
+        lse = b.let(lse)
+        lse = select(op("eq", lse, Const(-math.inf, wide)), Const(0.0, wide), op("mul", lse, Const(LN2, wide)))
+    weight = b.let(op("exp", op("sub", score, lse)))
+    slope = op("mul", weight, op("sub", sums[1], b.load(delta, query)))
+    if found.slope is None:
+        return weight, slope
+    return weight, found.slope(b, op("mul", sums[0], scale_of(asked, wide)), (*query, key[2]), b.let(slope))
 
 
 def _of_queries(b: Builder, found: Backward, delta: Value, result: Value) -> None:

@@ -11,14 +11,16 @@ where a row sees keys (``scheduler.attention.seen``):  ``(i >= j) & (i - j < 64)
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lowc.errors import NotLowered
-from lowc.ir.element_function import parsed
+from lowc.ir.element_function import Function, parsed
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.nodes import Const, Expr, Op
 from lowc.lowering.attention import Attention, OfRow, Outputs, Results, check, kernel
+from lowc.lowering.attention_backward import Backward, by_function
 from lowc.lowering.builder import Builder
 from lowc.lowering.element_function import evaluate
 from lowc.lowering.scalars import cast, const, op, select, truth
@@ -36,7 +38,8 @@ def lowering(table: Table) -> Callable[..., Results]:
         """(result, logarithms of sums, greatest scores), the latter over log(2); None for what nothing needs."""
         if b.gpu:
             raise NotLowered("attention by a function on a GPU")
-        asked = _asked(table, tensors, sizes, call)
+        (modify, mask), (scale,) = parsed(call)
+        asked = _asked(_Functions(table, tensors, sizes, mask), modify, scale)
         check(asked, b.alone)
         if why := b.attention(asked.q, asked.k, asked.v, None, False, "result", "flex"):
             raise NotLowered(why)
@@ -51,19 +54,57 @@ def lowering(table: Table) -> Callable[..., Results]:
     return lower
 
 
-def _asked(table: Table, tensors: Sequence[Value], sizes: Sequence[Index], call: str) -> Attention:
-    (modify, mask), (scale,) = parsed(call)
-    query, key, value = tensors[:3]
+def lowering_backward(table: Table) -> Callable[..., tuple[Value | None, ...]]:
+    """The function of ``lowc::flex_attention_backward``, likewise."""
+
+    def lower(
+        b: Builder, outs: Outputs, tensors: Sequence[Value], sizes: Sequence[Index], call: str
+    ) -> tuple[Value | None, ...]:
+        """Gradients of queries, keys and values; None for what nothing needs."""
+        (modify, joint, mask), (scale, has_sums) = parsed(call)
+        functions = _Functions(table, tensors, sizes, mask)
+        asked = _asked(functions, modify, scale)
+        if b.gpu or asked.k is not tensors[1]:
+            raise NotLowered("gradients of attention by a function on a GPU, or of one batch of keys for several of queries")
+
+        def slope(b: Builder, product: Expr, place: Coords, gradient: Expr) -> Expr:
+            at = [b.index(i) for i in place]
+            found = cast(functions.of(b, joint, [product, *at, gradient]), product.dtype)
+            return functions.masked(b, found, at, 0.0)
+
+        of_sums = tensors[6] if has_sums else None
+        return by_function(b, outs, Backward(asked, tensors[5], tensors[3], tensors[4], slope, of_sums))
+
+    return lower
+
+
+@dataclass(frozen=True, slots=True)
+class _Functions:
+    """What functions of elements are made of, and that of the mask."""
+
+    table: Table
+    tensors: Sequence[Value]
+    sizes: Sequence[Index]
+    mask: Function
+
+    def of(self, b: Builder, function: Function, parameters: Sequence[Expr]) -> Expr:
+        return evaluate(b, function, self.tensors, self.sizes, parameters, self.table)
+
+    def masked(self, b: Builder, value: Expr, at: Sequence[Expr], other: float) -> Expr:
+        """``value`` where the mask says that a key is seen, else ``other``."""
+        for condition in reversed(list(_conjuncts(truth(self.of(b, self.mask, at))))):
+            value = select(condition, value, const(other, value.dtype))
+        return value
+
+
+def _asked(functions: _Functions, modify: Function, scale: float) -> Attention:
+    query, key, value = functions.tensors[:3]
     if len(query.shape) == len(key.shape) and is_one(key.shape[0]) and not is_one(query.shape[0]):
         key, value = (expanded(x, (query.shape[0], *x.shape[1:])) for x in (key, value))
 
     def score(b: Builder, product: Expr, place: Coords) -> Expr:
         at = [b.index(i) for i in place]
-        modified = cast(evaluate(b, modify, tensors, sizes, [product, *at], table), product.dtype)
-        seen = truth(evaluate(b, mask, tensors, sizes, at, table))
-        for condition in reversed(list(_conjuncts(seen))):
-            modified = select(condition, modified, const(-math.inf, product.dtype))
-        return modified
+        return functions.masked(b, cast(functions.of(b, modify, [product, *at]), product.dtype), at, -math.inf)
 
     return Attention(query, key, value, None, False, scale, "flex", score)
 

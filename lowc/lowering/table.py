@@ -431,7 +431,10 @@ ATTENTION: dict[str, Callable[..., Any]] = {
 # What the functions that ops take may hold: each element of a result is made of single elements.
 ELEMENTS: dict[str, Callable[..., Any]] = {**POINTWISE, **ACTIVATION, **COPIES, **VIEWS, **INDEXING}
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {"lowc.flex_attention.default": flex_attention.lowering(ELEMENTS)}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "lowc.flex_attention.default": flex_attention.lowering(ELEMENTS),
+    "lowc.flex_attention_backward.default": flex_attention.lowering_backward(ELEMENTS),
+}
 
 TABLE: dict[str, Callable[..., Any]] = {
     **POINTWISE,

@@ -138,7 +138,7 @@ def since(found: Attention) -> Index | None:
 def masks(score: Expr) -> tuple[list[Expr], Expr]:
     """(the conditions under which a key is seen, outermost first, the score where all of them hold)."""
     conditions: list[Expr] = []
-    while isinstance(score, Op) and score.name == "select" and _is_constant(score.args[2], float("-inf")):
+    while isinstance(score, Op) and score.name == "select" and is_constant(score.args[2], float("-inf")):
         conditions.append(score.args[0])
         score = score.args[1]
     return conditions, score
@@ -154,7 +154,7 @@ def masked(conditions: Sequence[Expr], score: Expr) -> Expr:
 def _bound(condition: Expr, found: Attention, step: int) -> Index | None:
     """What an index, positive where ``condition`` holds, is but for the keys times ``step``: the same for all rows, or, against
     the keys, 1 more or less with each."""
-    room = _room(condition)
+    room = room_of(condition)
     if room is None:
         return None
     by, rest = split(room, found.keys)
@@ -173,13 +173,13 @@ def sight(score: Expr) -> tuple[Index | None, Expr]:
 
     ``select(j <= i + 3, x, -inf)`` is (i + 4 - j, x).
     """
-    if not isinstance(score, Op) or score.name != "select" or not _is_constant(score.args[2], float("-inf")):
+    if not isinstance(score, Op) or score.name != "select" or not is_constant(score.args[2], float("-inf")):
         return None, score
-    room = _room(score.args[0])
+    room = room_of(score.args[0])
     return room, score if room is None else score.args[1]
 
 
-def _room(condition: Expr) -> Index | None:
+def room_of(condition: Expr) -> Index | None:
     """An index that is positive where ``condition`` holds; None if it is no comparison of indices."""
     if not isinstance(condition, Op) or condition.name not in ("le", "lt", "ge", "gt"):
         return None
@@ -284,15 +284,16 @@ def _is_plain(store: Store) -> bool:
 
 def _is_shift(value: Expr, top: Var) -> bool:
     """Whether ``value`` is ``select(top == -inf, 0, top)``."""
-    if not isinstance(value, Op) or value.name != "select" or not _is_constant(value.args[1], 0.0):
+    if not isinstance(value, Op) or value.name != "select" or not is_constant(value.args[1], 0.0):
         return False
     condition = value.args[0]
-    if not isinstance(condition, Op) or condition.name != "eq" or not _is_constant(condition.args[1], float("-inf")):
+    if not isinstance(condition, Op) or condition.name != "eq" or not is_constant(condition.args[1], float("-inf")):
         return False
     return all(isinstance(a, Var) and a.name == top.name for a in (condition.args[0], value.args[2]))
 
 
-def _is_constant(value: Expr, number: float) -> bool:
+def is_constant(value: Expr, number: float) -> bool:
+    """Whether ``value`` is the constant ``number``."""
     return isinstance(value, Const) and value.value == number
 
 

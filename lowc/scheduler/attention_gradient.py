@@ -18,10 +18,10 @@ of slopes that are the same numbers.  That what is kept is read nowhere else is 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lowc.ir.index import Atom, Axis, Index, constant, depends_on, floordiv, ix, mod, split
+from lowc.ir.index import Atom, Axis, Index, Opaque, atoms, constant, depends_on, floordiv, ix, mod, split
 from lowc.ir.nodes import Acc, Alloc, Expr, For, Let, Load, Op, Stmt, Store, Var
 from lowc.ir.walk import Substitution, exprs, free_atoms, parts, same, statements, stores
-from lowc.scheduler.attention import factors, sight
+from lowc.scheduler.attention import factors, is_constant, masks, room_of
 from lowc.scheduler.contraction import folded, is_product
 from lowc.scheduler.nest import chain, estimate, numel
 
@@ -144,27 +144,33 @@ def visible(side: Side) -> Index | None:
     """An index that is positive where a row sees another, ``c + other - near`` or ``c + near - other``; None if all are seen."""
     if side.near is None:
         return None
-    rooms: list[Index | None] = []
-    for store in side.kept:
-        value = folded(side.lets, store.value)
-        if isinstance(value, Op) and value.name == "cast":
+    first, *others = [rooms(folded(side.lets, store.value)) for store in side.kept]
+    told = {Opaque(s.var.name) for s in side.lets}
+    for room in first:
+        near, rest = split(room, side.near.axis)
+        step, rest = split(rest, side.others[-1])
+        if constant(near) not in (1, -1) or constant(step) != -(constant(near) or 0) or not told.isdisjoint(atoms(rest)):
+            continue
+        if all(room in them for them in others) and not any(depends_on(rest, a) for a in (side.near.axis, *side.others)):
+            return room
+    return None
+
+
+def rooms(value: Expr) -> list[Index]:
+    """Indices that are positive where ``value`` is not 0: ``exp(masked score - …)``, times something, or a choice of it and 0."""
+    found: list[Index | None] = []
+    while isinstance(value, Op):
+        if value.name in ("cast", "mul"):
             value = value.args[0]
-        if isinstance(value, Op) and value.name == "mul":
-            value = value.args[0]
-        if not isinstance(value, Op) or value.name != "exp":
-            return None
-        less = value.args[0]
-        if not isinstance(less, Op) or less.name != "sub":
-            return None
-        rooms.append(sight(less.args[0])[0])
-    room = rooms[0]
-    if room is None or any(r != room for r in rooms):
-        return None
-    near, rest = split(room, side.near.axis)
-    step, rest = split(rest, side.others[-1])
-    if constant(near) not in (1, -1) or constant(step) != -(constant(near) or 0):
-        return None
-    return None if any(depends_on(rest, a) for a in (side.near.axis, *side.others)) else room
+        elif value.name == "select" and is_constant(value.args[2], 0.0):
+            found.append(room_of(value.args[0]))
+            value = value.args[1]
+        elif value.name == "exp" and isinstance(value.args[0], Op) and value.args[0].name == "sub":
+            found += map(room_of, masks(value.args[0].args[0])[0])
+            break
+        else:
+            break
+    return [room for room in found if room is not None]
 
 
 # ---------------------------------------------------------------- parts

@@ -244,3 +244,39 @@ def test_an_index_that_is_out_of_range_raises() -> None:
     compiled = torch.compile(function, backend="lowc", fullgraph=True, options=OPTIONS)
     with pytest.raises(IndexError):
         compiled(*qkv(ROWS, ROWS))
+
+
+@pytest.fixture
+def with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's op has gradients on a CPU, its function refuses them there."""
+    monkeypatch.setattr(torchs, "_validate_device", lambda *_: None)
+
+
+GRADIENTS = [("alibi", "documents", torch.float32), ("gathered", "causal", torch.float32), ("capped", "padded", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("score", "mask", "dtype"), GRADIENTS, ids=str)
+def test_gradients(with_gradients: None, score: str, mask: str, dtype: torch.dtype) -> None:
+    """Of the result and of the logarithms, of heads that share keys, of rows that see nothing."""
+    function = attend(SCORES[score], blocks(MASKS[mask], 80, 90), return_lse=True, enable_gqa=True)
+    given, found = qkv(80, 90, shared=2, dtype=dtype), []
+    for kind in ("lowc", "eager", "exact"):
+        args = [x.to(torch.float64 if kind == "exact" else dtype).requires_grad_() for x in given]
+        run: Any = torch.compile(function, backend="lowc", fullgraph=True, options=OPTIONS) if kind == "lowc" else function
+        result, sums = run(*args)
+        total = result.square().sum() + torch.where(sums.isinf(), 0, sums).sin().sum()
+        found.append(torch.autograd.grad(total, args))
+    for mine, theirs, wide in zip(*found, strict=True):
+        assert mine.stride() == theirs.stride()
+        assert error(mine, wide) <= max(2 * error(theirs, wide), ROUNDING[dtype])
+
+
+def test_gradients_are_all_ours_and_right(with_gradients: None) -> None:
+    mask = blocks(MASKS["later"], 5, 7)
+    args = [x.requires_grad_() for x in qkv(5, 7, 4, dtype=torch.float64)]
+    compiled = torch.compile(attend(SCORES["clamped"], mask), backend="lowc", fullgraph=True, options=OPTIONS)
+    assert torch.autograd.gradcheck(compiled, args, fast_mode=True)
+    torch._dynamo.reset()
+    calls, result = calls_of(attend(SCORES["alibi"], None), *[x.requires_grad_() for x in qkv(33, 41)])
+    result.sum().backward()  # compiled by now at the latest
+    assert calls == []
