@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 from torch._higher_order_ops.flex_attention import sdpa_dense, sdpa_dense_backward
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from lowc.errors import LowcError
 from lowc.frontend.dtypes import TORCH_DTYPES, dtype_of
@@ -150,7 +151,8 @@ def _function(
             values[node] = torch.empty((), dtype=held.dtype)
             args[node] = ("%", len(parameters) + len(lines))
             number = _number(held)
-            lines.append(Line("aten.full.default", [[], number], {}, dtype_of(held.dtype).name, []))
+            dtype = dtype_of(held.dtype).name
+            lines.append(Line("aten.full.default", [[], number], {"dtype": ("dtype", dtype)}, dtype, []))
         elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable:
             values[node] = _called(node, values)
             written = [_argument(a, args) for a in node.args]
@@ -184,7 +186,8 @@ def _called(node: fx.Node, values: dict[fx.Node, Any]) -> Tensor:
 
 def _number(held: Tensor) -> Any:
     try:
-        number = held.item()
+        with unset_fake_temporarily():
+            number = held.item()
     except Exception as error:  # a fake tensor has none
         raise _StaysError("holds a tensor without data") from error
     return marked(number) if isinstance(number, float) else number

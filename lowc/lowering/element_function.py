@@ -109,7 +109,7 @@ class Inside:
     def checked(self, position: Expr, size: Index, mask: Expr | None = None) -> tuple[Index, Expr | None]:
         """As ``Builder.checked``, but without a check where none is needed."""
         known = _as_index(_folded(position))
-        if known is None and (counted := _counted(position)) is not None and prove_nonneg(counted + size):
+        if known is None and (counted := _counted(position, size)) is not None and prove_nonneg(counted + size):
             known = mod(counted, size) if prove_nonneg(size - 1 - counted) else None
         if known is not None and prove_nonneg(known) and prove_nonneg(size - 1 - known):
             return known, mask
@@ -166,8 +166,14 @@ def _chosen(value: Op) -> Expr:
     return index_value(minimum(yes, no)) if (yes, no) == (less, more) else value
 
 
-def _counted(position: Expr) -> Index | None:
+def _counted(position: Expr, size: Index) -> Index | None:
     """The i of ``select(i < 0, i + size, i)``, which counts from the end where it is negative."""
     if not isinstance(position, Op) or position.name != "select":
         return None
-    return _as_index(position.args[2])
+    condition, behind, plain = position.args
+    index = _as_index(plain)
+    if index is None or _as_index(_folded(behind)) != index + size:
+        return None
+    if not isinstance(condition, Op) or condition.name != "lt" or [_as_index(a) for a in condition.args] != [index, ZERO]:
+        return None
+    return index

@@ -54,6 +54,7 @@ SCORES: dict[str, Function] = {
     "from the end": lambda s, b, h, i, j: s + C.table[i - j],
     "chosen": lambda s, b, h, i, j: torch.where(i >= j, s * 2, torch.sigmoid(s)) - h + b * 0.5,
     "gathered": lambda s, b, h, i, j: s + C.table[C.documents[b, i] * 2 + C.documents[b, j]],
+    "one or another": lambda s, b, h, i, j: s + C.table.index_select(0, torch.where(i % 2 == 0, i, j).view(1)).view(()),
     "clamped": lambda s, b, h, i, j: s * C.table[(i - j).clamp(-5, 5) + 5] + (i // 4 == j // 4) + i % 3,
 }
 MASKS: dict[str, Function] = {
@@ -65,6 +66,7 @@ MASKS: dict[str, Function] = {
     "documents": lambda b, h, i, j: (i >= j) & (C.documents[b, i] == C.documents[b, j]),
     "prefix": lambda b, h, i, j: (j < C.sizes[b]) | (i >= j),
     "padded": lambda b, h, i, j: (j < C.sizes[b]) & (i < 25),
+    "crossing": lambda b, h, i, j: i + j < 150,
     "of a head": lambda b, h, i, j: torch.logical_or(h == 1, i != j),
 }
 
@@ -190,6 +192,17 @@ def test_a_mask_made_in_the_function() -> None:
     calls, result = calls_of(function, *args)
     torch.testing.assert_close(result, function(*args))
     assert calls == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_number_made_in_the_function(dtype: torch.dtype) -> None:
+    """It is a tensor that the function's graph holds; where the op is torch's formula it has its dtype, too."""
+    inside = attend(lambda s, b, h, i, j: s * torch.tensor(0.3, dtype=torch.float64) + torch.tensor(2, dtype=torch.int32), None)
+    summed = attend(lambda s, b, h, i, j: s * (C.slopes.double() * torch.tensor(0.3, dtype=torch.float64)).sum(), None)
+    args = qkv(20, 20, dtype=dtype)
+    assert calls_of(inside, *args)[0] == []
+    for function in (inside, summed):
+        check(function, args)
 
 
 def test_lengths_that_calls_tell() -> None:
