@@ -1,4 +1,4 @@
-"""Makes lowc's environment in .venv and runs the demo or the tests in it.  Needs Python 3.11 or later and nothing else.
+"""Makes lowc's environment in .venv and runs the demo or the tests in it.  Needs Python 3.11 and nothing else.
 
     python3 make.py demo     train a small GPT with torch.compile(backend="lowc")
     python3 make.py test     ruff, pyright and the tests
