@@ -61,7 +61,7 @@ def of_result(node: fx.Node, old: Any) -> tuple[int, ...] | None:
         return None
     operands = node.all_input_nodes
     for operand in reversed(operands) if node.target is _REVERSED else operands:
-        value = operand.meta.get("val")
+        value: Any = operand.meta.get("val")
         if not _is_known(value):
             return None
         if value.shape == old.shape:
