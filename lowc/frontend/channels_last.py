@@ -8,9 +8,9 @@
 
 All values after such a convolution have the strides that their ops then give: by a rule where there is one (``strides.py``), else
 found with fake tensors as they were in the first place, once for each op and the types that it takes, which the layers of a model
-repeat.  What the graph returns has the strides
-that it had, and so has what an op gets that names strides, views memory, draws random numbers (in the order of memory) or gives
-sizes that are no numbers.  Done before the backward pass is parted from the forward one, so that both agree on what is kept.
+repeat.  What the graph returns has the strides that it had, and so has what an op gets that names strides, views memory, draws
+random numbers (in the order of memory) or gives sizes that are no numbers.  Done before the backward pass is parted from the
+forward one, so that both agree on what is kept.
 In inference lowc's own, with what follows them fused, are faster than either: those operands stay as they are.
 """
 

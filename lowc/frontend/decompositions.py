@@ -169,7 +169,14 @@ def dim_from_front(op: Any, place: int) -> Callable[..., Any]:
     return counted
 
 
+def ldexp(self: Tensor, other: Tensor) -> Tensor:
+    """Torch's own makes f32 of integers, whatever the default dtype."""
+    dtype = self.dtype if self.is_floating_point() or self.is_complex() else torch.get_default_dtype()
+    return self * torch.pow(self.new_full((), 2.0, dtype=dtype), other)
+
+
 OWN: dict[str, Callable[..., Any]] = {
+    "ldexp.Tensor": ldexp,
     "unique_consecutive.default": dim_from_front(torch.ops.aten.unique_consecutive.default, 3),
     "unique_dim.default": dim_from_front(torch.ops.aten.unique_dim.default, 1),
     "unique_dim_consecutive.default": dim_from_front(torch.ops.aten.unique_dim_consecutive.default, 1),
@@ -250,7 +257,7 @@ TORCHS = """
     upsample_bilinear2d.vec zero.default zeros.default zeros_like.default
     _chunk_cat.default _unsafe_masked_index.default _unsafe_masked_index_put_accumulate.default
     col2im.default dist.default im2col.default index_copy.default
-    isin.Tensor_Scalar ldexp.Tensor
+    isin.Tensor_Scalar
     linspace.Scalar_Tensor linspace.Tensor_Scalar linspace.Tensor_Tensor logspace.default logspace.Scalar_Tensor
     logspace.Tensor_Scalar logspace.Tensor_Tensor multi_margin_loss.default multilabel_margin_loss_forward.default
     narrow_copy.default renorm.default tril_indices.default triu_indices.default

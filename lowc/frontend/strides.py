@@ -24,7 +24,6 @@ REDUCTIONS = frozenset("amax amin any mean prod sum var var_mean".split())
 
 _POINTWISE, _REDUCTION, _CONVERSION = "pointwise", "reduction", "conversion"
 
-
 _LAST = torch.channels_last
 _CONVOLUTION = torch.ops.aten.convolution.default
 _GRADIENTS = torch.ops.aten.convolution_backward.default

@@ -94,7 +94,7 @@ def test_an_op_of_the_users_keeps_what_it_is_given(dynamic: bool) -> None:
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
 def test_integers_become_floats_of_the_default_dtype(default: torch.dtype) -> None:
     def f(x: Tensor) -> tuple[Tensor, ...]:
-        maths = x.exp(), x**0.5, x.atan2(x + 1)
+        maths = x.exp(), x**0.5, x.atan2(x + 1), x.ldexp(x % 5)
         return x / 3, x * 0.1, x > 16777216.5, torch.where(x > 1, x, 0.3), x.clamp(0.1, 1.7), x % 0.7, *maths
 
     x = torch.tensor([8, 0, 16777217])
