@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.report import table
-from benchmarks.sides import arguments, each, failed, shown, timed, titled
+from benchmarks.sides import arguments, each, failed, inductor_cells, shown, timed, titled
 
 BLOCK = 0.01  # seconds: calls are timed in blocks of at least this
 
@@ -185,7 +185,7 @@ def markdown(results: dict[str, dict[str, Any]], given: argparse.Namespace) -> s
             ]
         )
         if inductor:
-            rows[-1] += [f"{row['inductor']['median_ms']:.3f}", f"{row['inductor']['median_ms'] / own['median_ms']:.2f}"]
+            rows[-1] += inductor_cells(row, own)
     return titled(table(head, rows), given)
 
 

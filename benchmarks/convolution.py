@@ -11,7 +11,6 @@ and the ratio of medians.  Each shape is a process of its own.  Errors are those
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.report import table
-from benchmarks.sides import arguments, each, failed, shown, timed, titled
+from benchmarks.sides import beside_inductor, failed, inductor_cells, timed, titled
 
 BLOCK = 0.02  # seconds: calls are timed in blocks of at least this
 SIDES = ("library", "own", "auto")
@@ -204,19 +203,12 @@ def markdown(results: dict[str, dict[str, Any]], given: argparse.Namespace) -> s
         rows[-1] += [f"{row[side]['median_ms'] / auto['median_ms']:.2f}" for side in ("eager", "library")]
         rows[-1].append(f"{auto['error'] / max(row['eager']['error'], 1e-30):.2f}")
         if given.inductor:
-            rows[-1] += [f"{row['inductor']['median_ms']:.3f}", f"{row['inductor']['median_ms'] / auto['median_ms']:.2f}"]
+            rows[-1] += inductor_cells(row, auto)
     return titled(table(head, rows), given)
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--inductor", action="store_true")
-    given = parser.parse_args()
-    if given.one:
-        print(json.dumps(measure(given.one, getattr(torch, given.dtype), given.threads, given.inductor)))
-        return
-    results = each("benchmarks.convolution", SHAPES, given, *(["--inductor"] if given.inductor else []))
-    shown(markdown(results, given), "Convolutions on the CPU", given.out)
+    beside_inductor(__doc__, "benchmarks.convolution", SHAPES, measure, markdown, "Convolutions on the CPU")
 
 
 if __name__ == "__main__":

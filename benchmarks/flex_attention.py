@@ -8,7 +8,6 @@ All sides run in one process, round by round in turn; the table has medians and 
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.attention import BLOCK
 from benchmarks.report import table
-from benchmarks.sides import arguments, each, failed, shown, timed, titled
+from benchmarks.sides import beside_inductor, failed, inductor_cells, timed, titled
 
 DOCUMENTS = 8
 
@@ -107,19 +106,12 @@ def markdown(results: dict[str, dict[str, Any]], given: argparse.Namespace) -> s
         rows[-1].append(f"{eager['median_ms'] / own['median_ms']:.2f}")
         rows[-1].append(f"{own['error'] / max(eager['error'], 1e-30):.2f}")
         if given.inductor:
-            rows[-1] += [f"{row['inductor']['median_ms']:.3f}", f"{row['inductor']['median_ms'] / own['median_ms']:.2f}"]
+            rows[-1] += inductor_cells(row, own)
     return titled(table(head, rows), given)
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--inductor", action="store_true")
-    given = parser.parse_args()
-    if given.one:
-        print(json.dumps(measure(given.one, getattr(torch, given.dtype), given.threads, given.inductor)))
-        return
-    results = each("benchmarks.flex_attention", CASES, given, *(["--inductor"] if given.inductor else []))
-    shown(markdown(results, given), "flex_attention on the CPU", given.out)
+    beside_inductor(__doc__, "benchmarks.flex_attention", CASES, measure, markdown, "flex_attention on the CPU")
 
 
 if __name__ == "__main__":

@@ -90,6 +90,31 @@ def failed(name: str, row: Mapping[str, Any], columns: int) -> list[str]:
     return [name, row["error"].replace("|", "\\|"), *[""] * (columns - 2)]
 
 
+def inductor_cells(row: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Inductor's milliseconds, and in terms of those of ``own``, a side of ``row``."""
+    return [f"{row['inductor']['median_ms']:.3f}", f"{row['inductor']['median_ms'] / own['median_ms']:.2f}"]
+
+
+def beside_inductor(
+    about: str | None,
+    script: str,
+    names: Iterable[str],
+    measure: Callable[[str, torch.dtype, int, bool], dict[str, Any]],
+    markdown: Callable[[dict[str, dict[str, Any]], argparse.Namespace], str],
+    title: str,
+) -> None:
+    """The whole of a script that can be asked for ``--inductor``: ``measure`` of (name, dtype, threads, whether with Inductor) in
+    processes of their own, and the table of what they found."""
+    parser = arguments(about)
+    parser.add_argument("--inductor", action="store_true")
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measure(given.one, getattr(torch, given.dtype), given.threads, given.inductor)))
+        return
+    results = each(script, names, given, *(["--inductor"] if given.inductor else []))
+    shown(markdown(results, given), title, given.out)
+
+
 def titled(text: str, given: argparse.Namespace) -> str:
     """A table under what it was measured with."""
     threads = f"{given.threads} thread" if given.threads == 1 else f"{given.threads or torch.get_num_threads()} threads"

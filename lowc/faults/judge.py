@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lowc.faults import reference
-from lowc.faults.reference import DTYPES
+from lowc.frontend.dtypes import TORCH_DTYPES
 from lowc.ir.graph import Graph, GraphArg, Ref, TensorMeta
 from lowc.ir.index import evaluate
 
@@ -120,7 +120,7 @@ def differing(value: Tensor, right: Tensor, exact: Any, noisy: Sequence[Any] = (
 
 
 def _otherwise(value: Tensor, right: Tensor, exact: Any, noisy: Sequence[Any]) -> Tensor:
-    if right.dtype not in DTYPES.values() or right.element_size() == 1 and right.is_floating_point():
+    if right.dtype not in TORCH_DTYPES or right.element_size() == 1 and right.is_floating_point():
         return value.view(torch.uint8) != right.view(torch.uint8)
     mask = value != right
     if isinstance(exact, Tensor) and exact.shape == right.shape:

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from lowc.faults.cut import Case
-from lowc.faults.reference import DTYPES, literal
+from lowc.faults.reference import literal
+from lowc.frontend.dtypes import TORCH_OF, dtype_of
 from lowc.ir import interp
 from lowc.ir.index import Index
 from lowc.ir.nodes import Buffer, Extern, Launch, Module
@@ -114,12 +115,12 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
 
 
 def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
-    return np.dtype(storage_dtype(next(ours for ours, theirs in DTYPES.items() if theirs == dtype)))
+    return np.dtype(storage_dtype(dtype_of(dtype)))
 
 
 def _tensor(array: Any, dtype: DType) -> torch.Tensor:
     """A tensor on the memory of an array in storage form."""
-    wanted = DTYPES[dtype]
+    wanted = TORCH_OF[dtype]
     if wanted == torch.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(wanted)
     made = torch.from_numpy(array)
@@ -149,7 +150,7 @@ def _argument(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_argument(v) for v in value]
     if isinstance(value, DType):
-        return DTYPES[value]
+        return TORCH_OF[value]
     return literal(value, {}) if isinstance(value, str | Index) else value
 
 

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from lowc.errors import LowcError
-from lowc.frontend.dtypes import TORCH_DTYPES
+from lowc.frontend.dtypes import TORCH_OF
 from lowc.ir import arithmetic
 from lowc.ir.graph import Graph, GraphArg, Meta, Node, Ref, TensorMeta
 from lowc.ir.index import Index, Symbol, constant, evaluate, sole_atom
 from lowc.ir.types import DType
 from lowc.runtime import externs
 
-DTYPES: dict[DType, torch.dtype] = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 ROUNDED = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """What rounding to a type may change, as a part of the value."""
 REINTERPRETS = frozenset({"aten.view.dtype", "aten.view_copy.dtype"})
@@ -72,7 +71,7 @@ class _Run:
     def _keep(self, name: str, metas: Sequence[Meta], results: tuple[Any, ...]) -> None:
         for meta, value in zip(metas, results, strict=False):
             _learn(meta, value, self.sizes)
-        self.dtypes[name] = tuple(DTYPES.get(m.dtype) if isinstance(m, TensorMeta) else None for m in metas)
+        self.dtypes[name] = tuple(TORCH_OF.get(m.dtype) if isinstance(m, TensorMeta) else None for m in metas)
         if self.wide:
             results = tuple(self._moved(_widened(v), d) for v, d in zip(results, self.dtypes[name], strict=False))
         self.values[name] = results
@@ -114,7 +113,7 @@ class _Run:
         if isinstance(arg, tuple):
             return [self._arg(a, wide) for a in arg]
         if isinstance(arg, DType):
-            return torch.float64 if wide and DTYPES[arg] in ROUNDED else DTYPES[arg]
+            return torch.float64 if wide and TORCH_OF[arg] in ROUNDED else TORCH_OF[arg]
         return literal(arg, self.sizes)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from lowc.faults.cut import Case
-from lowc.faults.reference import DTYPES
 from lowc.faults.trial import Verdict
+from lowc.frontend.dtypes import TORCH_OF
 from lowc.ir.graph import GraphArg, Node, Ref, TensorMeta
 from lowc.ir.index import Index, Symbol, constant, sole_atom, text
 from lowc.ir.types import DType
@@ -93,7 +93,7 @@ def _clean(detail: str) -> str:
 
 def _apart(case: Case) -> tuple[float, float]:
     """Relative and absolute tolerance: of eager's own rounding."""
-    found = [DTYPES[m.dtype] for node in case.graph.nodes for m in node.outputs if isinstance(m, TensorMeta)]
+    found = [TORCH_OF[m.dtype] for node in case.graph.nodes for m in node.outputs if isinstance(m, TensorMeta)]
     floats = [torch.finfo(d).eps for d in found if d.is_floating_point]
     if not floats:
         return 0.0, 0.0
@@ -142,7 +142,7 @@ def _arg(arg: GraphArg, several: set[str]) -> str:
         number = constant(arg)
         return text(arg) if number is None else str(number)
     if isinstance(arg, DType):
-        return str(DTYPES[arg])
+        return str(TORCH_OF[arg])
     if isinstance(arg, str):
         kind, _, rest = arg.partition(":")
         if kind == "device":

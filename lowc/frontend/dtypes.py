@@ -25,6 +25,7 @@ TORCH_DTYPES: dict[torch.dtype, DType] = {
     torch.float8_e4m3fn: types.f8e4m3,
     torch.float8_e5m2: types.f8e5m2,
 }
+TORCH_OF: dict[DType, torch.dtype] = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 
 
 def dtype_of(dtype: torch.dtype) -> DType:

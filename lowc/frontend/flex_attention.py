@@ -20,7 +20,7 @@ from torch._higher_order_ops.flex_attention import sdpa_dense, sdpa_dense_backwa
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from lowc.errors import LowcError
-from lowc.frontend.dtypes import TORCH_DTYPES, dtype_of
+from lowc.frontend.dtypes import TORCH_DTYPES, TORCH_OF, dtype_of
 from lowc.frontend.once import once
 from lowc.frontend.unread import attribute
 from lowc.frontend.unused import drop_unused
@@ -28,7 +28,6 @@ from lowc.ir import element_function
 from lowc.ir.element_function import Function, Line, marked, parsed, resolved
 from lowc.ir.types import DTYPES
 
-OURS = {ours.name: theirs for theirs, ours in TORCH_DTYPES.items()}
 PLACES = frozenset({"device", "layout", "pin_memory", "memory_format"})  # of numbers on a CPU, they say nothing
 PLACE = 4  # parameters: batch, head, query, key; a score comes before them
 
@@ -272,7 +271,7 @@ def _callable(function: Function, tensors: list[Tensor], sizes: list[int]) -> Ca
         known = list(values)
         kinds: dict[str, Callable[[Any], Any]] = {
             "%": known.__getitem__, "tensor": tensors.__getitem__, "size": sizes.__getitem__,
-            "dtype": lambda name: OURS[DTYPES[name].name],
+            "dtype": lambda name: TORCH_OF[DTYPES[name]],
         }  # fmt: skip
         for line in function.lines:
             args = resolved(line.args, kinds, list)

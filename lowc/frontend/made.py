@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowc.frontend.dtypes import TORCH_DTYPES
+from lowc.frontend.dtypes import TORCH_OF
 from lowc.ir.graph import Graph, TensorMeta
 from lowc.ir.index import constant
 
-DTYPES = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 BLOCK = 2e-3  # seconds of one side's calls between two looks at the clock
 ROUNDS = 7
 
@@ -39,7 +38,7 @@ def _made(graph: Graph, count: int) -> list[Tensor] | None:
         *sizes, offset = [n or 0 for n in sizes]
         shape, strides = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
         room = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        dtype = DTYPES[each.meta.dtype]
+        dtype = TORCH_OF[each.meta.dtype]
         if dtype.is_floating_point:
             storage = torch.rand(max(room, 1), generator=draw, device="cpu").to(dtype)
         else:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2_dense
 
 from lowc.errors import Unsupported
-from lowc.frontend.dtypes import TORCH_DTYPES
+from lowc.frontend.dtypes import TORCH_OF
 from lowc.frontend.floats import Float
 from lowc.frontend.once import once
 from lowc.ir.graph import GraphArg, Node, Ref, TensorMeta
@@ -58,10 +58,7 @@ def encode(
         if isinstance(value, float):
             return ("float", value.hex())
         if isinstance(value, DType):
-            return (
-                "dtype",
-                next(str(t).removeprefix("torch.") for t, ours in TORCH_DTYPES.items() if ours == value),
-            )
+            return "dtype", str(TORCH_OF[value]).removeprefix("torch.")
         if isinstance(value, str) and value.split(":")[0] in _MARKED:
             return tuple(value.split(":", 1))
         if value is None or isinstance(value, bool | int | str):

@@ -20,7 +20,7 @@ from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.nodes import Const, Expr, Op
 from lowc.lowering.attention import Attention, OfRow, Outputs, Results, check, kernel
-from lowc.lowering.attention_backward import Backward, by_function
+from lowc.lowering.attention_backward import LN2, Backward, by_function
 from lowc.lowering.builder import Builder
 from lowc.lowering.element_function import evaluate
 from lowc.lowering.scalars import cast, const, op, select, truth
@@ -28,7 +28,6 @@ from lowc.lowering.values import Coords, Value, is_one
 from lowc.lowering.views import expanded
 
 Table = dict[str, Callable[..., Any]]
-LN2 = math.log(2)
 
 
 def lowering(table: Table) -> Callable[..., Results]:

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from lowc.faults.reference import DTYPES, literal
+from lowc.faults.reference import literal
+from lowc.frontend.dtypes import TORCH_OF
 from lowc.ir.graph import Graph, Ref, TensorMeta
 from lowc.ir.index import Index, Symbol, evaluate
 from lowc.ir.types import DType
@@ -54,7 +55,7 @@ def bind(index: Index, number: int, env: dict[str, int]) -> None:
 
 def check(meta: Any, value: Any, env: dict[str, int], name: str) -> None:
     if isinstance(meta, TensorMeta):
-        assert value.dtype == DTYPES[meta.dtype], name
+        assert value.dtype == TORCH_OF[meta.dtype], name
         assert tuple(value.shape) == tuple(evaluate(n, env) for n in meta.shape), name
         strides = tuple(evaluate(n, env) for n in meta.strides)
         real = [(n, s, r) for n, s, r in zip(value.shape, strides, value.stride(), strict=True) if n > 1]
@@ -75,5 +76,5 @@ def convert(arg: Any, values: dict[str, tuple[Any, ...]], env: dict[str, int]) -
     if isinstance(arg, tuple):
         return [convert(a, values, env) for a in arg]
     if isinstance(arg, DType):
-        return DTYPES[arg]
+        return TORCH_OF[arg]
     return literal(arg, env)

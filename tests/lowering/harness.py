@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowc.frontend.dtypes import TORCH_DTYPES
+from lowc.frontend.dtypes import TORCH_OF
 from lowc.frontend.importer import import_graph
 from lowc.ir.graph import Graph
 from lowc.ir.index import Index, Symbol, evaluate
@@ -16,7 +16,6 @@ from lowc.ir.types import DType
 from lowc.ir.verify import verify_module
 from lowc.lowering import lower
 
-TORCH_OF = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 _BITS = {torch.bfloat16: torch.uint16}
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -121,15 +121,16 @@ def _load_vector(r: Region, buffer: Buffer, index: Index, mask: Val | None, rere
         return _from_memory(
             r, _emit(r, f"load {type_}, ptr {pointer}, align {buffer.dtype.bytes}", reread), buffer, count
         )
-    mask = splat(r.b, mask, count)
+    text = _emit(r, masked_load(r, element, count, pointer, buffer.dtype.bytes, mask), reread)
+    return _from_memory(r, text, buffer, count)
+
+
+def masked_load(r: Region, element: str, count: int, pointer: str, align: int, mask: Val) -> str:
+    """The instruction that loads ``count`` of LLVM's type ``element`` from ``pointer``, zeros where ``mask`` is off."""
+    type_, mask = vector(element, count), splat(r.b, mask, count)
     function = f"llvm.masked.load.{suffix(element, count)}.p0"
     r.b.module.declare(function, type_, f"ptr, i32, <{count} x i1>, {type_}")
-    text = _emit(
-        r,
-        f"call {type_} @{function}(ptr {pointer}, i32 {buffer.dtype.bytes}, {mask.type} {mask.text}, {type_} zeroinitializer)",
-        reread,
-    )
-    return _from_memory(r, text, buffer, count)
+    return f"call {type_} @{function}(ptr {pointer}, i32 {align}, {mask.type} {mask.text}, {type_} zeroinitializer)"
 
 
 def _load_one_lane(r: Region, buffer: Buffer, index: Index, known: tuple[int, ...], reread: bool) -> Val:

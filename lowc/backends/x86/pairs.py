@@ -1,8 +1,8 @@
 """Pairs of bf16 that are neighbours in memory: 32 bits read at once, for one value or one a lane."""
 
 from lowc.backends.llvm.types import vector
-from lowc.backends.llvm.values import Val, splat
-from lowc.backends.x86.access import address
+from lowc.backends.llvm.values import Val
+from lowc.backends.x86.access import address, masked_load
 from lowc.backends.x86.region import Region, varies
 from lowc.ir.index import constant, split
 from lowc.ir.nodes import Load
@@ -25,8 +25,4 @@ def load(r: Region, first: Load, reread: bool) -> Val | None:
     type_, pointer = vector("i32", count), address(r, buffer, index)
     if r.lanes.mask is None:
         return Val(emit(f"load {type_}, ptr {pointer}, align 2"), u32, count)
-    mask = splat(r.b, r.lanes.mask, count)
-    function = f"llvm.masked.load.v{count}i32.p0"
-    r.b.module.declare(function, type_, f"ptr, i32, <{count} x i1>, {type_}")
-    text = f"call {type_} @{function}(ptr {pointer}, i32 2, {mask.type} {mask.text}, {type_} zeroinitializer)"
-    return Val(emit(text), u32, count)
+    return Val(emit(masked_load(r, "i32", count, pointer, 2, r.lanes.mask)), u32, count)
