@@ -5,12 +5,12 @@ Two passes over a row, the mean and then the squared distances from it.  With m'
     sum (x - m)**2  =  sum (x - m')**2  -  (sum (x - m'))**2 / n
 
 The second term would be 0 for an exact m'; with it the result is exact also where rows are far from 0, next to their deviation
-(T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the Sample Variance", 1983, the corrected two-pass algorithm).  Of such
-rows the mean takes the sum of plain distances up, too, m' + sum (x - m') / n: so of equal elements it is that element, as in
-ATen, and what layer norm makes of them is 0, not the mean's rounding times 1 / sqrt(eps).  (Where elements are not near m',
-x - m' is rounded, and what their sum says is noise; a plain sum may be exact, as of small whole numbers.)  If parts of a row lie apart in memory, as in
-batch norm over (batch, height, width), a part is read again while it is in the cache, and the parts' moments are moved from
-their own mean m' to one for all, m'', before they are added up:
+(T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the Sample Variance", 1983, the corrected two-pass algorithm).  Of
+such rows the mean takes the sum of plain distances up, too, m' + sum (x - m') / n: so of equal elements it is that element, as
+in ATen, and what layer norm makes of them is 0, not the mean's rounding times 1 / sqrt(eps).  (Where elements are not near m',
+x - m' is rounded, and what their sum says is noise; a plain sum may be exact, as of small whole numbers.)  If parts of a row
+lie apart in memory, as in batch norm over (batch, height, width), a part is read again while it is in the cache, and the
+parts' moments are moved from their own mean m' to one for all, m'', before they are added up:
 
     sum (x - m'')**2  =  sum (x - m')**2  +  2 (m' - m'') sum (x - m')  +  n (m' - m'')**2
     sum (x - m'')     =  sum (x - m')  +  n (m' - m'')
