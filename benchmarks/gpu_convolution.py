@@ -3,8 +3,8 @@ and by torch's compiler.
 
     python -m benchmarks.gpu_convolution [--only depthwise,1x1] [--dtype bf16] [--rounds 5] [--inductor]
 
-Microseconds of the device alone, medians of rounds in which all sides take turns (``benchmarks.gpu``); errors against float64,
-beside eager's.
+Microseconds of the device alone, as each side is captured in a CUDA graph, which is replayed: medians of rounds in which all
+sides take turns (``benchmarks.gpu``); errors against float64, beside eager's.
 """
 
 import argparse
@@ -89,6 +89,18 @@ CASES = {
 }
 
 
+def _captured(call: Callable[[], Any]) -> Callable[[], None]:
+    beside = torch.cuda.Stream()
+    with torch.cuda.stream(beside):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def measure(case: Case, dtype: torch.dtype, rounds: int, inductor: bool) -> dict[str, Any]:
     """Of each side the median microseconds of a call, and its largest error against float64 by the largest result."""
     torch.manual_seed(0)
@@ -119,7 +131,7 @@ def measure(case: Case, dtype: torch.dtype, rounds: int, inductor: bool) -> dict
             f"{side} error": float((out.double() - exact).abs().max()) / scale for side, out in results.items()
         }
         assert all(out.stride() == results["eager"].stride() for out in results.values())
-        calls = {side: partial(call, *given) for side, call in sides.items()}
+        calls = {side: _captured(partial(call, *given)) for side, call in sides.items()}
         counts = {side: max(1, round(BURST / max(burst(call, 3), 1e-3))) for side, call in calls.items()}
         times: dict[str, list[float]] = {side: [] for side in sides}
         for _ in range(rounds):

@@ -75,6 +75,8 @@ def test_what_is_not_known_to_be_faster_is_a_librarys(given: dict[str, Any], rea
     ("given", "reason"),
     [
         ({"channels": 96, "made": 96, "wide": 56, "taps": 3, "groups": 96, "dtype": f16}, ""),
+        ({"channels": 96, "made": 96, "wide": 56, "taps": 7, "groups": 96, "dtype": f16}, "7x7 taps"),
+        ({"channels": 96, "made": 96, "wide": 56, "taps": 3, "groups": 96, "last": True}, "side by side"),
         ({"channels": 96, "made": 96, "wide": 56, "taps": 3, "groups": 96, "followed": False}, "no pointwise"),
         ({"channels": 64, "made": 256, "wide": 56, "taps": 1, "dtype": bf16, "last": True}, ""),
         ({"channels": 64, "made": 256, "wide": 56, "taps": 1, "dtype": bf16}, "do not lie"),
