@@ -25,6 +25,7 @@ SCRATCH = 24 << 10  # bytes of a block's input, which stay in the L1 cache
 ROWS, MANY = (4, 7, 5, 3), (8, 7, 6, 5)  # places whose sums are in registers, for few taps and for many, by preference
 NARROW = 7  # places along lanes below which most of a vector is idle
 LINE = 8  # elements of 16 bits in the 16 bytes that the engine copies at least
+DEEP, WIDE, MANY_PLACES = 64, 128, 4096  # of products on a GPU: channels, results and places from which on its own is faster
 FEW = 25  # taps up to which the code of a GPU's thread has no loop over them
 CHANNELS = 16  # likewise channels
 SHALLOW = 4  # channels of the input up to which steps do no harm
@@ -45,7 +46,7 @@ def library(target: Target, options: Options) -> Whose:
         if options.convolution == "library":
             return "option convolution='library'"
         if target.kind != "x86":
-            return _on_a_gpu(target, options, dtype, w, out, followed)
+            return _on_a_gpu(target, options, dtype, x, w, out, followed)
         if options.convolution == "own":
             return ""
         if options.numerics == "strict":
@@ -62,7 +63,7 @@ def library(target: Target, options: Options) -> Whose:
 
 
 def _on_a_gpu(
-    target: Target, options: Options, dtype: DType, w: Sequence[Index], out: TensorMeta, followed: bool
+    target: Target, options: Options, dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta, followed: bool
 ) -> str:
     """Why a convolution on a GPU is ATen's.  Lowc's own are those of one channel in a group, an element of the result a thread,
     and products of matrices (one tap), on tensor cores, where channels lie side by side, as the engine copies them; of those,
@@ -76,6 +77,9 @@ def _on_a_gpu(
             return f"a library's: a product of {dtype}"
         if constant(out.strides[1]) != 1 or made % LINE or channels % LINE:
             return "a library's: channels do not lie as the engine copies them"
+        places = prod(constant(n) or 1 for n in (x[0], *out.shape[2:]))
+        if not own and (channels < DEEP or made < WIDE or places < MANY_PLACES):
+            return f"{OTHERS}: a product of {places}x{channels} and {channels}x{made}"
     elif not own and (constant(out.strides[-1]) != 1 or prod(taps) > FEW):
         return f"{OTHERS}: {'x'.join(map(str, taps))} taps, or channels side by side"
     if options.numerics == "strict" and not own:
