@@ -341,7 +341,7 @@ def _natural(row: OpRow, op: Op) -> bool:
     if dtype.kind not in row.kinds:
         return False
     if row.takes is not None:
-        return op.dtype == row.takes[1] and all(a.dtype == row.takes[0] for a in args)
+        return {dict(row.takes).get(a.dtype) for a in args} == {op.dtype}
     if row.rule == "same":
         return op.dtype == dtype and all(a.dtype == dtype for a in args[1:])
     if row.rule == "bool":

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from lowc.ir.index import Axis, constant
 from lowc.ir.nodes import Expr, For, Kind
-from lowc.ir.types import u32
+from lowc.ir.types import i32, u32
 from lowc.ir.walk import free_atoms
 from lowc.scheduler.ahead import Ahead, memory
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
@@ -68,23 +68,25 @@ class Form:
 
 
 def choose(
-    found: Contraction, batch: tuple[For, ...], lanes: int, cores: int, kind: Kind, target: Target
-) -> list[tuple[Step, ...]]:
-    """Schedules, best first; none if a copy would be too large, or not worth a loop of its own."""
+    found: Contraction, batch: tuple[For, ...], lanes: int, cores: int, kind: Kind, target: Target, turned: bool | None = None
+) -> list[tuple[float, tuple[Step, ...]]]:
+    """Schedules with their costs, best first; none if a copy would be too large, or not worth a loop of its own.
+
+    ``turned``: whether roles of rows and columns are to be turned; None: either."""
     if found.rows is None or iterations((*found.outer, found.depth)) < LEAST:
         return []
     possible: list[tuple[float, Form, Sizes]] = []
-    for form in _forms(found, batch, lanes):
+    for form in [f for f in _forms(found, batch, lanes) if turned in (None, f.turned)]:
         possible += [(cost, form, sizes) for cost, sizes in _sizes(form, lanes, target, cores)]
     possible.sort(key=lambda p: p[0])
     block = innermost(found.outer[-1].body)
     assert block is not None
-    plans: list[tuple[Step, ...]] = []
-    for _, form, sizes in possible:
+    plans: list[tuple[float, tuple[Step, ...]]] = []
+    for cost, form, sizes in possible:
         plan = _plan(form, sizes, lanes, kind)
         if sizes.settled:  # what may be refused, as it hangs on how sizes divide, comes first
-            plans.append((*plan, Settle(f"{block[0].vars[0].name}_block")))
-        plans.append(plan)
+            plans.append((cost, (*plan, Settle(f"{block[0].vars[0].name}_block"))))
+        plans.append((cost, plan))
     return plans
 
 
@@ -133,7 +135,7 @@ def _sizes(form: Form, lanes: int, target: Target, cores: int) -> list[tuple[flo
         if max(left, right) * size > LARGEST:
             continue
         copying = _copying(form, found.right, found.columns) * right + _copying(form, found.left, form.rows) * left
-        if copied == "panels" and found.left.dtype == u32 and tall < lanes:
+        if copied == "panels" and found.left.dtype in (i32, u32) and tall < lanes:
             copying += _copying(form, found.left, form.rows) * left * (lanes / tall - 1)  # a panel's row is a part of a vector
         fixed = copying / cores + (FORK if cores > 1 else 0)
         fetch = STREAM if right * size <= target.l2 // 2 else FETCH

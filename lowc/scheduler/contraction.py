@@ -12,10 +12,11 @@ contraction is said by ``product``, which only lowering of matrix products write
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lowc.ir.index import Axis, constant, split
 from lowc.ir.nodes import Acc, Expr, For, Let, Load, Op, Stmt, Store, Update
-from lowc.ir.pairs import neighbours
+from lowc.ir.pairs import DOTS, neighbours, packed
 from lowc.ir.walk import Substitution, free_atoms, parts, statements, stores
 from lowc.scheduler.nest import chain, estimate
 
@@ -43,7 +44,7 @@ def has_products(body: Sequence[Stmt]) -> bool:
 
 
 def is_product(expr: Expr) -> bool:
-    return isinstance(expr, Op) and expr.name in ("product", "dot2")
+    return isinstance(expr, Op) and (expr.name == "product" or expr.name in DOTS)
 
 
 def innermost(body: Sequence[Stmt]) -> tuple[Acc, For, tuple[Stmt, ...]] | None:
@@ -94,18 +95,18 @@ def find(loop: For) -> Contraction | None:
 
 
 def contiguous(factor: Expr, axis: Axis) -> bool:
-    """Whether all that ``factor`` reads and that changes with ``axis`` is contiguous along it; pairs are if they follow on one
-    another."""
-    if isinstance(factor, Op) and factor.name == "pair":
-        first, second = factor.args
-        if _steps(first, axis) == {2}:
-            return all(_pairs_up(*each) for each in zip(_reads(first), _reads(second), strict=True))
+    """Whether all that ``factor`` reads and that changes with ``axis`` is contiguous along it; pairs and quads are if they follow
+    on one another."""
+    found = packed(factor)
+    if found is not None and _steps(found.args[0], axis) == {len(found.args)}:
+        reads = [_reads(a) for a in found.args]
+        return all(_follow(a, b) for one, next_ in pairwise(reads) for a, b in zip(one, next_, strict=True))
     steps = _steps(factor, axis)
     return 1 in steps and steps <= {0, 1}
 
 
 def as_it_lies(factor: Expr, axis: Axis) -> bool:
-    """Whether ``factor`` is an element of memory, or a pair of neighbours, and contiguous along ``axis``."""
+    """Whether ``factor`` is an element of memory, or neighbours in one, and contiguous along ``axis``."""
     plain = neighbours(factor) is not None or (isinstance(factor, Load) and factor.mask is None)
     return plain and contiguous(factor, axis)
 
@@ -118,7 +119,7 @@ def _steps(factor: Expr, axis: Axis) -> set[int | None]:
     return {constant(split(p.index[-1], axis)[0]) for p in _reads(factor)}
 
 
-def _pairs_up(first: Load, second: Load) -> bool:
+def _follow(first: Load, second: Load) -> bool:
     return first.buffer is second.buffer and constant(second.index[-1] - first.index[-1]) == 1
 
 

@@ -49,7 +49,7 @@ from lowc.target import Target
 # ops whose result on narrow floats needs no rounding: it is of the narrow type by itself
 EXACT = frozenset({"neg", "abs", "min", "max", "copysign", "fmod", "floor", "ceil", "trunc", "round", "tf32"})
 # not arithmetic: they take and give narrow floats as they are
-MOVES = frozenset({"select", "bitcast", "pair"})
+MOVES = frozenset({"select", "bitcast", "pair", "quad"})
 # reducers whose accumulators only ever hold one of the values
 CHOOSING = frozenset({"max", "min", "argmax", "argmin"})
 INEXACT = (None, False)
