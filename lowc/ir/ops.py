@@ -21,8 +21,8 @@ from lowc.ir.types import DType, bf16, bool_, f32, i8, i32, u8, u32
 @dataclass(frozen=True, slots=True)
 class OpRow:
     """``ulp``, ``double``: bounds of the error of lowc's own expansions of f32 and (with fma) f64, in units in the last place
-    (0: exactly rounded or exact).  ``takes``: which dtypes arguments have, each with that of the result, where rows have but those;
-    all arguments must make one dtype of the result."""
+    (0: exactly rounded or exact).  ``takes``: which dtypes arguments have, each with that of the result, where rows have but
+    those; all arguments must make one dtype of the result."""
 
     name: str
     arity: int

@@ -1,8 +1,8 @@
 """Choosing how products of bytes are summed four at a time, and which factor loses its sign for that.
 
 The instruction takes one factor without sign, so of two that have one, one is flipped and the other summed in front (``Quads``).
-What flips costs least where it happens once an element, as a factor is packed; and what is summed is read once more.  So with
-weights in panels, that are flipped as they are packed, sums are of the input's rows; where the input is packed and weights are read as
+What flips costs least where it happens once an element, as a factor is packed; what is summed is read once more.  So with weights
+in panels, which are flipped as they are packed, sums are of the input's rows; where the input is packed and weights are read as
 they lie, sums are the weights'.  Which of both is better the costs of what follows tell.  Few rows are dots: their sums are
 cheapest, and weights are flipped in registers.
 """
@@ -18,11 +18,11 @@ from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.contract import Step
 from lowc.scheduler.contraction import Contraction, contiguous, find
 from lowc.scheduler.nest import estimate, iterations
-from lowc.scheduler.quads import BEFORE, Quads, fits, narrow
+from lowc.scheduler.quads import BEFORE, SIZE, Quads, fits, narrow
 from lowc.target import Target
 
 SUM = 0.3  # cycles for 32 bits that are summed in front, from the L3 cache
-LEAST = 8  # products that are worth quads
+LEAST = 8  # quads deep that sums must be
 
 Ranked = tuple[tuple[int, float], tuple[Step, ...]]
 Rank = Callable[[Contraction, Target, bool, bool | None], list[Ranked]]
@@ -33,7 +33,7 @@ def choices(kernel: Kernel, found: Contraction, target: Target, threads: bool, r
 
     ``ranked``: schedules for what is left to do then."""
     elements = [narrow(f) for f in (found.left, found.right)]
-    if None in elements or estimate(found.depth.axis.extent) < LEAST:
+    if None in elements or estimate(found.depth.axis.extent) < LEAST * SIZE:
         return ()
     if not fits(found.left, found.right, found.depth.axis.extent):
         return ()

@@ -4,8 +4,8 @@
       →  for k in 192 { s add= dot4(quad(x[i*768 + 4*k], …), quad(w[j*768 + 4*k], …)) }
 
 To all other primitives factors are of 32 bits then, as with ``Pairs``.  The instruction (``vpdpbusd``) takes one factor without
-sign.  Where both have one, 128 is added to all bytes of one, which is flipping their upper bits, and 128 times the sums of the other's
-taken away again; these sums are a nest in front, into memory of their own, a new param:
+sign.  Where both have one, 128 is added to all bytes of one, which is flipping their upper bits, and 128 times the sums of the
+other's taken away again; these sums are a nest in front, into memory of their own, a new param:
 
     for q_i in 512 { acc c = add; for q_k in 192 { c add= dot4(0x80808080, quad(x[q_i*768 + 4*q_k], …)) }; quads_sums[q_i] = c }
     for i … { acc s = add; for k in 192 { s add= dot4(quad(x…), u32(quad(w…)) ^ 0x80808080) }; s_whole = s - quads_sums[i]; … }
@@ -18,7 +18,22 @@ from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
 from lowc.ir.index import Atom, Axis, Index, ix, mod, upper_bound
-from lowc.ir.nodes import Acc, Buffer, Const, Expr, For, FromIndex, Kernel, Let, Load, Op, Stmt, Store, Update, Var
+from lowc.ir.nodes import (
+    Acc,
+    Buffer,
+    Const,
+    Expr,
+    For,
+    FromIndex,
+    Kernel,
+    Let,
+    Load,
+    Op,
+    Stmt,
+    Store,
+    Update,
+    Var,
+)
 from lowc.ir.types import DType, bool_, f32, i8, i32, i64, u8, u32
 from lowc.ir.walk import Substitution, free_atoms, has_check, make_kernel, names, with_mask, zero_outside
 from lowc.scheduler.contraction import folded, innermost

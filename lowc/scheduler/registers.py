@@ -139,8 +139,8 @@ def _tiles(axis: Axis, size: int) -> Index:
 
 
 def _from_start(expr: Expr, axes: set[Axis], taken: set[str], starts: list[Stmt]) -> Expr:
-    """``expr``, if it is a load, or neighbours (with bits changed), from an address that is named outside of the loops over ``axes``: where
-    strides are symbols it takes several multiplications, which nobody would move out of them."""
+    """``expr``, if it is a load, or neighbours (with bits changed), from an address that is named outside of the loops over
+    ``axes``: where strides are symbols it takes several multiplications, which nobody would move out of them."""
     wrapped = packed(expr)
     first = expr if wrapped is None else neighbours(wrapped)
     if not isinstance(first, Load) or first.mask is not None:

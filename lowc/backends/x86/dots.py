@@ -48,7 +48,7 @@ def _high(b: Builder, x: Val) -> Val:
 
 
 def add_product(b: Builder, factors: list[Val], total: Val, ops: frozenset[str]) -> Val:
-    """``total`` and the product of two floats, or both products of two pairs (all four of two quads), the products not rounded."""
+    """``total`` and the product of two floats, both products of two pairs, or all four of two quads, the products not rounded."""
     lanes = total.lanes
     if total.dtype == i32:
         return dot4(b, [*(splat(b, f, lanes) for f in factors), total], i32, lanes, ops)
@@ -65,24 +65,25 @@ def quad(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[s
     return out
 
 
-WORDS = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}
+# by lanes, and the ability that stands for the instruction set that has it
+WORDS = {4: ("sse2.pmadd.wd", ""), 8: ("avx2.pmadd.wd", "fma"), 16: ("avx512.pmaddw.d.512", "scalef")}
 
 
 def dot4(b: Builder, args: list[Val], dtype: DType, lanes: int, ops: frozenset[str]) -> Val:
     """All four products of two quads, added to a third argument if there is one."""
     x, y = args[:2] if args[0].dtype == u32 else (args[1], args[0])
     total = args[2] if len(args) > 2 else const(0, i32, lanes)
+    words, needs = WORDS.get(lanes, ("", ""))
     instruction = "avx512vnni" in ops or ("avxvnni" in ops and lanes <= 8)
-    if instruction and lanes in WORDS and (x.dtype, y.dtype) == (u32, i32):
+    if words and instruction and (x.dtype, y.dtype) == (u32, i32):
         bytes_ = vector("i8", 4 * lanes)
         halves = [(bytes_, b.pure(f"bitcast {v.type} {v.text} to {bytes_}")) for v in (x, y)]
         function = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
         return Val(b.call(function, total.type, [(total.type, total.text), *halves]), i32, lanes)
-    if lanes in WORDS:
-        words = vector("i16", 2 * lanes)
+    if words and (not needs or needs in ops):
         for odd in (False, True):
-            halves = [(words, _words(b, v, lanes, odd)) for v in (x, y)]
-            part = Val(b.call(f"llvm.x86.{WORDS[lanes]}", total.type, halves), i32, lanes)
+            halves = [(vector("i16", 2 * lanes), _words(b, v, lanes, odd)) for v in (x, y)]
+            part = Val(b.call(f"llvm.x86.{words}", total.type, halves), i32, lanes)
             total = binary(b, "add", total, part)
         return total
     for n in range(4):

@@ -127,7 +127,8 @@ def factors(e: "Emitter", value: object) -> list[Val] | None:
     cannot."""
     if not isinstance(value, Op):
         return None
-    fused = value.name == "dot4" or ("fma" in e.r.ops and (value.name == "dot2" or value.name == "product" and value.dtype.kind == "f"))
+    rounds = value.name == "dot2" or (value.name == "product" and value.dtype.kind == "f")
+    fused = value.name == "dot4" or (rounds and "fma" in e.r.ops)
     return [e.eval(a) for a in value.args] if fused else None
 
 
