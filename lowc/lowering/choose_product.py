@@ -5,8 +5,8 @@ factor is used often, MKL is as fast or faster; where few rows meet weights that
 small batch, it is not, since weights can be read once, as they lie.  On AMD's Zen 5 lowc's own take half of MKL's time at all
 measured sizes, on Zen 4 less than MKL's, too.  Those of bf16 are by pairs there (``scheduler/pairs.py``), as oneDNN's are, beside
 which they were measured on Zen 5: 1.1 to 2.7 times as fast for up to 64 rows, and as fast or a little faster for more, unless the
-depth is odd or small.  Products of bytes (``scheduler/quads.py``; ``benchmarks/results/quantised.md``) are 1.1 to 10 times as fast
-as oneDNN's for up to 64 rows and as fast for more, where the processor has AVX512_VNNI and quads are whole; those of other
+depth is odd or small.  Products of bytes (``scheduler/quads.py``; ``benchmarks/results/quantised.md``) are 1.1 to 10 times as
+fast as oneDNN's for up to 64 rows and as fast for more, where the processor has AVX512_VNNI and quads are whole; those of other
 integers, which ATen does by plain loops, 1.3 to 9 times as fast.  Whatever was not measured stays ATen's.
 """
 

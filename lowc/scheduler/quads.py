@@ -84,7 +84,7 @@ def quads(kernel: Kernel, step: Quads) -> Kernel:
     value = folded(depth.body[:-1], update.values[0])
     if not isinstance(value, Op) or value.name != "product" or None in map(narrow, value.args) or acc.reducer != "add":
         raise ScheduleError(f"the loop over {step.axis} is no sum of products of bytes")
-    if not fits(*value.args, depth.axis.extent):
+    if not fits(value.args[0], value.args[1], depth.axis.extent):
         raise ScheduleError(f"sums over {step.axis} may leave 32 bits")
     axis = Axis(depth.axis.name, (depth.axis.extent + (SIZE - 1)) // SIZE)
     factors = [_packed(f, depth.axis, axis) for f in value.args]
