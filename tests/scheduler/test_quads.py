@@ -18,7 +18,6 @@ from lowc.scheduler import choose_contraction, contract, linearise
 from lowc.scheduler.contract import Step
 from lowc.scheduler.dots import Dots
 from lowc.scheduler.quads import Quads
-from lowc.scheduler.settle import Settle
 from tests.scheduler.contractions import AVX512, LEFT, RIGHT
 
 VNNI = replace(AVX512, ops=AVX512.ops | {"avx512vnni"})
@@ -115,12 +114,18 @@ def test_copies_and_both_roles() -> None:
     wanted = result(kernel, {})
     plans = choose_contraction.choices(kernel, VNNI, True)
     for flipped in (0, 1):
-        plan = next(p for p in plans if p[0] == Quads("k", flipped) and not any(isinstance(s, Settle) for s in p))
-        done = kernel
-        for step in plan:
-            done = contract.apply(done, step)
+        done = next(filter(None, (legal(kernel, p) for p in plans if p[0] == Quads("k", flipped))))
         verify_kernel(done, "SCHEDULED")
         np.testing.assert_array_equal(result(done, {}), wanted)
+
+
+def legal(kernel: Kernel, plan: tuple[Step, ...]) -> Kernel | None:
+    try:
+        for step in plan:
+            kernel = contract.apply(kernel, step)
+    except ScheduleError:
+        return None
+    return kernel
 
 
 def test_few_rows_are_dots_whose_weights_are_flipped() -> None:
@@ -131,7 +136,7 @@ def test_few_rows_are_dots_whose_weights_are_flipped() -> None:
 def test_sums_of_floats_that_may_leave_32_bits_are_no_quads() -> None:
     for depth, fits in ((1 << 17, False), ((1 << 17) - 1, True)):
         plans = choose_contraction.choices(product((2, 40, depth), right="y[j, k]", sum_="f32"), VNNI, True)
-        assert isinstance(plans[0][0], Quads) is fits
+        assert any(isinstance(plan[0], Quads) for plan in plans) is fits
     kernel = product((2, 40, 1 << 17), sum_="f32")
     with pytest.raises(ScheduleError, match="32 bits"):
         contract.apply(kernel, Quads("k", 0))
