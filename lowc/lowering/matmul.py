@@ -21,10 +21,11 @@ from lowc.ir import tiles
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import ONE, Index, constant
 from lowc.ir.nodes import Expr
-from lowc.ir.types import DType, accumulate_dtype, f32, i32
+from lowc.ir.types import DType, accumulate_dtype, f32, i8, i32
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op
 from lowc.lowering.values import Coords, Value, is_one, loop_order
+from lowc.lowering.views import permuted
 
 LINE = 8  # elements of 16 bits in the 16 bytes at which rows begin that the engine copies
 LARGE = 1 << 18  # elements of a factor from which a copy pays …
@@ -40,6 +41,15 @@ def mm(b: Builder, out: TensorMeta, self: Value, mat2: Value) -> Value:
 
 bmm = mm
 int_mm = mm  # of i8, into i32
+
+
+def weight_int8pack_mm(b: Builder, out: TensorMeta, self: Value, mat2: Value, scales: Value) -> Value:
+    """self @ mat2.T * scales: weights [columns, depth] of 8 bits, scaled by column once they are summed."""
+
+    def epilogue(total: Expr, place: Coords) -> Expr:
+        return op("mul", total, cast(b.load(scales, (place[1],)), total.dtype))
+
+    return _product(b, out, self, permuted(mat2, [1, 0]), epilogue, True)
 
 
 def mv(b: Builder, out: TensorMeta, self: Value, vec: Value) -> Value:
@@ -76,13 +86,17 @@ def _is(value: Number, number: int) -> bool:
     return (constant(value) if isinstance(value, Index) else value) == number
 
 
-def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue) -> Value:
+def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue, widened: bool = False) -> Value:
     """``epilogue`` of the sums over the last dimension of ``x`` and the last but one of ``y`` (its only one, if it has one).
 
-    The other dimensions of ``out`` are those that both have in front, then x's own, then y's own.
+    The other dimensions of ``out`` are those that both have in front, then x's own, then y's own.  ``widened``: elements of ``y``
+    are first converted to the type of ``x``.
     """
-    integers = x.dtype.kind in "iu" and y.dtype.kind in "iu"
-    if (x.dtype != y.dtype or x.dtype.kind != "f" or out.dtype.kind != "f") and not (integers and out.dtype.kind in "iu"):
+    if widened and (x.dtype.kind != "f" or y.dtype != i8):
+        raise NotLowered(f"weights of {y.dtype} for {x.dtype}")
+    kinds = {t.dtype.kind for t in (x, y, out)}
+    integers = kinds <= {"i", "u"}
+    if not widened and (x.dtype != y.dtype or not (integers or kinds == {"f"})):
         raise NotLowered(f"a matrix product of {x.dtype} and {y.dtype}")
     if why := b.library(x, y):
         raise NotLowered(f"a library's ({why})")
@@ -100,7 +114,7 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
         acc = b.acc("add", total)
         with b.loop(x.shape[-1], "k") as k:
             left = b.load(x, (*place[:own], k))
-            right = b.load(y, (*place[:batch], k, *place[own:]))
+            right = cast(b.load(y, (*place[:batch], k, *place[own:])), x.dtype)
             b.update(acc, "add", op("product", factor(left), factor(right)))
         b.store(target, place, cast(epilogue(acc[0], place), out.dtype) if integers else epilogue(acc[0], place))
     return target

@@ -14,7 +14,7 @@ What a block costs is estimated in cycles of a core that starts two multiply-add
 from dataclasses import dataclass
 
 from lowc.ir.index import Axis, constant
-from lowc.ir.nodes import PARALLEL, Expr, For, Kernel, Kind
+from lowc.ir.nodes import PARALLEL, Expr, For, Kernel, Kind, Load
 from lowc.scheduler import choose_ahead, choose_quads, choose_thin, contract
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
 from lowc.scheduler.choose import PARALLEL_WORK
@@ -61,12 +61,20 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
         return ()
     if plans := choose_quads.choices(kernel, found, target, threads, _ranked):
         return plans
-    if "avx512bf16" in target.ops and None not in (narrow(found.left), narrow(found.right)):
+    if "avx512bf16" in target.ops and None not in (narrow(found.left), narrow(found.right)) and not _widened(found):
         first = Pairs(found.depth.axis.name)
         paired = contract.apply(kernel, first)
         if plans := choices(paired, target, threads):
             return tuple([(first, *plan) for plan in plans])
     return tuple([plan for _, plan in _ranked(found, target, threads, None)])
+
+
+def _widened(found: Contraction) -> bool:
+    """Whether few rows meet weights that are computed, say from 8 bits: each is used so seldom that rounding it, and making pairs
+    of it, would take more than a product of f32 does."""
+    element = narrow(found.right)
+    high = 1 if found.rows is None else estimate(found.rows.axis.extent)
+    return high <= FEW and not isinstance(element, Load)
 
 
 def _ranked(found: Contraction, target: Target, threads: bool, turned: bool | None) -> list[Ranked]:
