@@ -21,7 +21,7 @@ from lowc.ir.walk import free_atoms
 from lowc.scheduler.ahead import Ahead, memory
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
 from lowc.scheduler.contract import Step
-from lowc.scheduler.contraction import Contraction, as_it_lies, contiguous, innermost
+from lowc.scheduler.contraction import Contraction, as_it_lies, contiguous, innermost, is_fixed
 from lowc.scheduler.grid import Grid
 from lowc.scheduler.nest import estimate, iterations
 from lowc.scheduler.outward import Outward
@@ -132,12 +132,13 @@ def _sizes(form: Form, lanes: int, target: Target, cores: int) -> list[tuple[flo
             continue  # as many lanes of a row are copied at a time
         right = _elements(form, found.right, found.columns, across)
         left = _elements(form, found.left, form.rows, tall) if copied else 0
-        if max(left, right) * size > LARGEST:
+        kept = [is_fixed(found, f) for f in (found.left, found.right)]
+        if any(n * size > LARGEST and not k for n, k in zip((left, right), kept, strict=True)):
             continue
         copying = _copying(form, found.right, found.columns) * right + _copying(form, found.left, form.rows) * left
         if copied == "panels" and found.left.dtype in (i32, u32) and tall < lanes:
             copying += _copying(form, found.left, form.rows) * left * (lanes / tall - 1)  # a panel's row is a part of a vector
-        fixed = copying / cores + (FORK if cores > 1 else 0)
+        fixed = copying / cores + (FORK if cores > 1 and copying else 0)
         fetch = STREAM if right * size <= target.l2 // 2 else FETCH
         for high in lengths(rows, tall):
             for wide in lengths(columns, across):
@@ -171,6 +172,8 @@ def _own(form: Form, factor: Expr) -> list[For]:
 
 
 def _copying(form: Form, factor: Expr, along: For) -> float:
+    if is_fixed(form.found, factor):
+        return 0.0  # made once
     return COPY if _across(factor, along.axis, form.found.depth.axis) else TURN
 
 

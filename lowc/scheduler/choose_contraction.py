@@ -52,11 +52,14 @@ class Sizes:
     direct: bool
 
 
-def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, ...], ...]:
-    """Schedules for ``kernel`` if that is one contraction, best first; none if it is none or so small that none pays."""
+def choices(
+    kernel: Kernel, target: Target, threads: bool, fixed: frozenset[str] = frozenset()
+) -> tuple[tuple[Step, ...], ...]:
+    """Schedules for ``kernel`` if that is one contraction, best first; none if it is none or so small that none pays.  ``fixed``:
+    params that are constants."""
     if len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
         return ()
-    found = find(kernel.body[0])
+    found = find(kernel.body[0], fixed)
     if found is None:
         return ()
     if plans := choose_quads.choices(kernel, found, target, threads, _ranked):
@@ -64,7 +67,7 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
     if "avx512bf16" in target.ops and None not in (narrow(found.left), narrow(found.right)) and not _widened(found):
         first = Pairs(found.depth.axis.name)
         paired = contract.apply(kernel, first)
-        if plans := choices(paired, target, threads):
+        if plans := choices(paired, target, threads, fixed):
             return tuple([(first, *plan) for plan in plans])
     return tuple([plan for _, plan in _ranked(found, target, threads, None)])
 

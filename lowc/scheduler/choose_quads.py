@@ -16,7 +16,7 @@ from lowc.scheduler import contract
 from lowc.scheduler.apply import Bind
 from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.contract import Step
-from lowc.scheduler.contraction import Contraction, contiguous, find
+from lowc.scheduler.contraction import Contraction, contiguous, find, is_fixed
 from lowc.scheduler.nest import estimate, iterations
 from lowc.scheduler.quads import BEFORE, SIZE, Quads, fits, narrow
 from lowc.target import Target
@@ -47,7 +47,7 @@ def choices(kernel: Kernel, found: Contraction, target: Target, threads: bool, r
         first = Quads(found.depth.axis.name, flipped)
         packed = contract.apply(kernel, first)
         loop = packed.body[-1]
-        new = find(loop) if isinstance(loop, For) else None
+        new = find(loop, found.fixed) if isinstance(loop, For) else None
         assert new is not None
         steps, cost = ((), 0.0) if flipped < 0 else _in_front(found, new, flipped, target, threads)
         for (rank, each), plan in ranked(new, target, threads, turned):
@@ -76,4 +76,4 @@ def _in_front(
             cores = target.cores
     elif own and contiguous(factor, own[-1].axis):
         steps.append(Bind(f"{BEFORE}{own[-1].axis.name}", Kind("vector", lanes)))
-    return tuple(steps), SUM * count / cores
+    return tuple(steps), 0.0 if is_fixed(new, factor) else SUM * count / cores

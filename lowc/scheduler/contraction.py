@@ -26,7 +26,7 @@ class Contraction:
     """``outer``: the loops around it, outermost first.  ``rows`` (None if there is no such loop) and ``columns`` are those of
     them that only ``left``, only ``right`` changes with; results are contiguous along ``columns``.
 
-    ``factors``: ``left`` is the first of the product (0) or the second (1).
+    ``swapped``: ``left`` is the second factor of the product.  ``fixed``: names of params that are constants.
     """
 
     outer: tuple[For, ...]
@@ -36,6 +36,7 @@ class Contraction:
     left: Expr
     right: Expr
     swapped: bool
+    fixed: frozenset[str] = frozenset()
 
 
 def has_products(body: Sequence[Stmt]) -> bool:
@@ -72,8 +73,8 @@ def folded(body: Sequence[Stmt], value: Expr) -> Expr:
     return replace.expr(value)
 
 
-def find(loop: For) -> Contraction | None:
-    """The contraction that ``loop`` is, or None."""
+def find(loop: For, fixed: frozenset[str] = frozenset()) -> Contraction | None:
+    """The contraction that ``loop`` is, or None.  ``fixed``: params that are constants."""
     outer = chain((loop,))
     found = innermost(outer[-1].body)
     if found is None:
@@ -91,7 +92,7 @@ def find(loop: For) -> Contraction | None:
     right = apart[0]
     rows = [f for f in outer if f is not columns and f.axis in used[1 - right] and f.axis not in used[right]]
     best = max(rows, key=lambda f: estimate(f.axis.extent), default=None)
-    return Contraction(tuple(outer), best, columns, depth, product.args[1 - right], product.args[right], right == 0)
+    return Contraction(tuple(outer), best, columns, depth, product.args[1 - right], product.args[right], right == 0, fixed)
 
 
 def contiguous(factor: Expr, axis: Axis) -> bool:
@@ -109,6 +110,18 @@ def as_it_lies(factor: Expr, axis: Axis) -> bool:
     """Whether ``factor`` is an element of memory, or neighbours in one, and contiguous along ``axis``."""
     plain = neighbours(factor) is not None or (isinstance(factor, Load) and factor.mask is None)
     return plain and contiguous(factor, axis)
+
+
+def is_fixed(found: Contraction, factor: Expr) -> bool:
+    """Whether ``factor`` is made of constants, and a copy of it, which can then be kept, takes no more room than they do."""
+    read = _reads(factor)
+    return all(p.buffer.name in found.fixed and p.dtype.bits * lanes_of(factor) >= factor.dtype.bits for p in read) and bool(read)
+
+
+def lanes_of(factor: Expr) -> int:
+    """How many elements ``factor`` packs."""
+    wrapped = packed(factor)
+    return 1 if wrapped is None else len(wrapped.args)
 
 
 def _reads(factor: Expr) -> list[Load]:
