@@ -67,6 +67,8 @@ def lower(
         if alone or (options is not None and options.matmul == "own" and not gpu):
             return ""
         if gpu:
+            if x.dtype.kind != "f":
+                return "of integers"
             if any(constant(s) == 0 for v in (x, y) for s in (v.strides or ())[-2:]):
                 return "a factor is expanded"
             if x.dtype == f32 and not (graph.tf32 and along_depth(x, y)):

@@ -44,14 +44,27 @@ def run(module: Module, target: Target, options: Options) -> Module:
         )
 
     def each(kernel: Kernel) -> Kernel:
-        tiled = _contraction(kernel, target, options.threads)
+        tiled = _contraction(kernel, target, options.threads, fixed.get(id(kernel), frozenset()))
         if tiled is None and options.threads:
             kernel = distribute(kernel, target)
         kernel = tiled or scheduled(kernel, choose(kernel, target, options.threads))
         return scheduled(kernel, cascade.choose(kernel))
 
     module = choose_gradient.together(module, target, options.threads)
-    return with_params(without_params(map_kernels(replace(module, steps=share_kernels(module)), each)))
+    module = replace(module, steps=share_kernels(module))
+    fixed = _constants(module)
+    return with_params(without_params(map_kernels(module, each)))
+
+
+def _constants(module: Module) -> dict[int, frozenset[str]]:
+    """By ``id`` of a kernel, its params that are constants in all launches of it."""
+    found: dict[int, frozenset[str]] = {}
+    for step in module.steps if module.constants else ():
+        if isinstance(step, Launch):
+            args = zip(step.kernel.params, step.args, strict=True)
+            names = frozenset(p.name for p, a in args if a.name in module.constants)
+            found[id(step.kernel)] = names & found.get(id(step.kernel), names)
+    return found
 
 
 def with_params(module: Module) -> Module:
@@ -97,10 +110,12 @@ def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:
     return kernel
 
 
-def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None:
-    """``kernel`` by the first of its possible schedules as a contraction that is legal throughout, if there is one."""
-    choosing = (choose_online, choose_gradient, choose_convolution, choose_contraction)
-    for steps in [s for each in choosing for s in each.choices(kernel, target, threads)]:
+def _contraction(kernel: Kernel, target: Target, threads: bool, fixed: frozenset[str]) -> Kernel | None:
+    """``kernel`` by the first of its possible schedules as a contraction that is legal throughout, if there is one.  ``fixed``:
+    params that are constants."""
+    choosing = (choose_online, choose_gradient, choose_convolution)
+    plans = [s for each in choosing for s in each.choices(kernel, target, threads)]
+    for steps in (*plans, *choose_contraction.choices(kernel, target, threads, fixed)):
         new = kernel
         try:
             for step in steps:

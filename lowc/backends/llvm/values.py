@@ -53,7 +53,7 @@ TEMPLATES: dict[tuple[str, str], str] = {
     **{
         (name, kind): f"{instruction} {{t}} {{a}}, {{b}}"
         for kind in "iu"
-        for name, instruction in (("add", "add"), ("sub", "sub"), ("mul", "mul"))
+        for name, instruction in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("product", "mul"))
     },
     **{
         (name, kind): f"{instruction} {{t}} {{a}}, {{b}}"

@@ -20,7 +20,7 @@ from lowc.backends.llvm import toolchain
 from lowc.backends.llvm.builder import Builder, ModuleText
 
 if TYPE_CHECKING:
-    from lowc.standalone.manifest import Manifest, Tensor
+    from lowc.standalone.manifest import Code, Manifest, Tensor
 
 MESSAGES = {
     0: "no error",
@@ -39,6 +39,7 @@ MESSAGES = {
 }
 COUNT_IN, COUNT_OUT, ADDRESS, DTYPE, RANK, SIZE, STRIDES, MEMORY, PROCESSOR, CONDITION = range(1, 11)
 _ARGUMENT = 256
+_ALIGN = 64
 TENSOR = "{ ptr, ptr, ptr, i32, i32 }"
 _CPUID = '"={ax},={bx},={cx},={dx},{ax},{cx},~{dirflag},~{fpsr},~{flags}"'
 
@@ -242,7 +243,7 @@ class _Entry:
         total = "0"
         for number, each in enumerate(self.manifest.code):
             here = b.pure(f"icmp eq i64 %level, {number}")
-            total = b.pure(f"select i1 {here}, i64 {value(b, each.workspace, known)}, i64 {total}")
+            total = b.pure(f"select i1 {here}, i64 {value(b, _with_made(each)[0], known)}, i64 {total}")
         b.finish("internal i64 @space(ptr %known, i64 %level)", f"i64 {total}")
         b, _ = self.begin()
         level = b.op("call i64 @level()")
@@ -266,6 +267,9 @@ class _Entry:
                 address = b.pure(f"getelementptr i8, ptr @lowc.weights, i64 {offsets[which]}")
             elif kind == "workspace":
                 address = "%workspace"
+            elif kind == "made":
+                at = value(b, _with_made(code)[1][which], dict(zip([s.name for s in self.manifest.symbols], known, strict=True)))
+                address = b.pure(f"getelementptr i8, ptr %workspace, i64 {at}")
             else:
                 address = self.field(b, f"%{kind}s", which, 0, "ptr")
             b.line(f"store ptr {address}, ptr {place}")
@@ -346,6 +350,18 @@ class _Entry:
         name = f"text.{number}"
         self.module.globals[name] = f'@{name} = private constant [{len(message) + 1} x i8] c"{message}\\00"'
         return f"@{name}"
+
+
+def _with_made(code: "Code") -> tuple[Any, list[Any]]:
+    """Bytes of the workspace with what is made of the weights behind it, in each call, and where that is: nobody here knows when
+    a program that calls C first does so, and on how many threads."""
+    end: Any = code.workspace
+    places: list[Any] = []
+    for size in code.once.sizes if code.once is not None else ():
+        start: Any = ["*", ["//", ["+", end, _ALIGN - 1], _ALIGN], _ALIGN]
+        places.append(start)
+        end = ["+", start, size]
+    return end, places
 
 
 def _as_tensor(output: Any) -> Any:
