@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lowc.cache import key as keys
 from lowc.cache.entry import Damaged
 from lowc.cache.folder import Folder
+from lowc.once import same
 from lowc.options import Options, is_tuned, with_stream
 from lowc.trace import Trace
 
@@ -163,7 +164,7 @@ def _register_ops() -> None:
     wrapped.register()
 
 
-@cache
+@same
 def _walker(code: bytes) -> "Library":
     """The walker of launch tables, loaded once in a process: a device keeps its address."""
     from lowc.runtime.linker import Library

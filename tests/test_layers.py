@@ -20,6 +20,7 @@ RANKS = {
     "machine": 0,
     "collection": 0,
     "host": 0,
+    "once": 0,
     "cache": 2,
     "frontend": 2,
     "lowering": 2,

@@ -21,12 +21,12 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from lowc.errors import LowcError
 from lowc.frontend.dtypes import TORCH_DTYPES, TORCH_OF, dtype_of
-from lowc.frontend.once import once
 from lowc.frontend.unread import attribute
 from lowc.frontend.unused import drop_unused
 from lowc.ir import element_function
 from lowc.ir.element_function import Function, Line, marked, parsed, resolved
 from lowc.ir.types import DTYPES
+from lowc.once import once
 
 PLACES = frozenset({"device", "layout", "pin_memory", "memory_format"})  # of numbers on a CPU, they say nothing
 PLACE = 4  # parameters: batch, head, query, key; a score comes before them

@@ -84,7 +84,7 @@ def test_children_compile_for_themselves(method: str, tmp_path: Path) -> None:
 
 ONCE = """
 import threading, time
-from lowc.frontend.once import once
+from lowc.once import once
 made = []
 def make():
     time.sleep(0.1)
