@@ -47,7 +47,7 @@ def code(
         tuple(places(machine, exported)[name] for name in made.slots),
         tree_of(machine.workspace),
         checks(machine),
-        once=manifest.Once("once", "rest", tuple([_bytes(b) for b in kept])) if count else None,
+        once=manifest.Once("once", tuple([_bytes(b) for b in kept])) if count else None,
     )
     show: Mapping[str, Callable[[], str | bytes]] = {
         "ir": lambda: print_module(machine),

@@ -21,7 +21,7 @@ from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.choose_quads import Ranked
 from lowc.scheduler.choose_thin import Thin
 from lowc.scheduler.contract import Step
-from lowc.scheduler.contraction import Contraction, as_it_lies, contiguous, find
+from lowc.scheduler.contraction import Contraction, as_it_lies, contiguous, find, is_fixed
 from lowc.scheduler.grid import Grid
 from lowc.scheduler.nest import estimate
 from lowc.scheduler.outward import Outward
@@ -36,6 +36,7 @@ STREAM = 0.05  # and for one that is read where it lies, while sums are formed
 START = 60.0  # and for each row that is packed, before memory follows
 SUM = 1.0  # and for a block's sum that is read and written
 FEW = 12  # rows (or columns) up to which dots are faster than tiles with a copy
+KEPT = 1  # and rows up to which they are where panels of the other factor are kept from call to call
 LEAST = 8  # rows, and elements deep, below which packing does not pay
 
 
@@ -94,10 +95,11 @@ def _ranked(found: Contraction, target: Target, threads: bool, turned: bool | No
     parallel = threads and target.cores > 1 and count * rows * columns * depth // lanes >= PARALLEL_WORK
     kind, cores = (PARALLEL, target.cores) if parallel else (Kind(), 1)
     plans: list[Ranked] = []
+    few, least = (KEPT, KEPT + 1) if is_fixed(found, found.right) else (FEW, LEAST)
     if depth >= LEAST:
         plan = choose_thin.choose(Thin(found, tuple(batch), lanes, cores, kind), target)
-        plans.append(((0 if min(rows, columns) <= FEW else 2, 0.0), plan))
-    if rows >= LEAST and columns >= lanes // 2 and depth >= LEAST:
+        plans.append(((0 if min(rows, columns) <= few else 2, 0.0), plan))
+    if rows >= least and columns >= lanes // 2 and depth >= LEAST:
         ahead = choose_ahead.choose(found, tuple(batch), lanes, cores, kind, target, turned)
         plans += [((1, cost), plan) for cost, plan in ahead]
         plans.append(((3, 0.0), _plan(found, batch, _sizes(found, lanes, target, count, cores), lanes, kind)))

@@ -6,9 +6,9 @@
 
 ``Module.constants`` names the inputs that never change: the weights of an artifact.  Loops at the top of a kernel that read
 nothing else, and sizes of no call, go to a launch of their own if all that they write is memory that nobody else writes, and
-takes little more room than what they read: panels of a factor, sums of it, a transposed copy, but not weights of 8 bits widened to
-32.  A caller who runs the launches in front once, as a model is loaded, and keeps what they write, need not run them again; who
-runs all steps in each call has the same results.
+takes little more room than what they read: panels of a factor, sums of it, a transposed copy, but not weights of 8 bits widened
+to 32.  A caller who runs the launches in front once, as a model is loaded, and keeps what they write, need not run them again;
+who runs all steps in each call has the same results.
 """
 
 from collections.abc import Sequence

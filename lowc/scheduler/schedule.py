@@ -52,7 +52,7 @@ def run(module: Module, target: Target, options: Options) -> Module:
 
     module = choose_gradient.together(module, target, options.threads)
     module = replace(module, steps=share_kernels(module))
-    fixed = _constants(module)
+    fixed = {} if "once" in options.off.split(",") else _constants(module)
     return with_params(without_params(map_kernels(module, each)))
 
 

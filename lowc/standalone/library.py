@@ -39,7 +39,7 @@ def write_library(
     for number, code in enumerate(codes):
         names = {code.symbol: f"run.{number}"}
         if code.once is not None:
-            names |= {code.once.symbol: f"once.{number}", code.once.rest: f"rest.{number}"}
+            names[code.once.symbol] = f"once.{number}"
         inputs.append(shared.Input(_section(container, code.section), names))
     inputs.append(shared.Input(_section(container, threads.POOL), _NONE))
     exports = [f"{prefix}_{name}" for name in FUNCTIONS]

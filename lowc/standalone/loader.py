@@ -94,10 +94,10 @@ def load_content(
     if on is not None or index is not None:
         return _on_gpu(container, manifest, codes, constants, again, on or _device(index or 0))
     code = cpu.best(codes)
-    symbols = (code.symbol,) if code.once is None else (code.once.symbol, code.once.rest)
-    library = Library(bytes(container.section(code.section)), symbols, threads.functions(container.section))
-    functions = [_RUN(library.address(symbol)) for symbol in symbols]
-    return Model(manifest, code, constants, functions[-1], (library,), again, None if code.once is None else functions[0])
+    symbols = [code.symbol] + ([] if code.once is None else [code.once.symbol])
+    library = Library(bytes(container.section(code.section)), tuple(symbols), threads.functions(container.section))
+    run, *once = [_RUN(library.address(symbol)) for symbol in symbols]
+    return Model(manifest, code, constants, run, (library,), again, *once)
 
 
 def _device(index: int) -> "GpuDevice":

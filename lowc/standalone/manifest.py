@@ -10,7 +10,7 @@ elements.
      "code": [{"level": "x86-64-v3", "needs": [flags of /proc/cpuinfo], "section": "x86-64-v3.o", "format": "elf",
                "symbol": function, "slots": [["input", 0], ["weight", 3], ["output", 0], ["workspace", 0], ["symbol", 0], ...],
                "workspace": tree, "checks": {number of a step: ops and lines}, "gpu": null, or see ``launches``,
-               "once": null, or {"symbol": function, "rest": function, "sizes": [bytes, ...]}}, ...]}
+               "once": null, or {"symbol": function, "sizes": [bytes, ...]}}, ...]}
 
 ``code`` lists the best first, those for GPUs (format "ptx") behind those for CPUs; a reader skips formats that it does not know.
 Behind each code lies ``interface``, a checksum of what it was compiled for: its accesses are right for those sizes alone.
@@ -71,11 +71,10 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """What a loaded model makes of its weights once: memory of ``sizes`` bytes, slots ("made", number).  ``symbol``: the function
-    that fills it; ``rest``: that of a call without that.  The code's own ``symbol`` does both."""
+    """What is made of the weights once, before the first call: memory of ``sizes`` bytes, slots ("made", number), which the
+    function ``symbol`` of the same slots fills; it reads nothing but weights."""
 
     symbol: str
-    rest: str
     sizes: tuple[int, ...]
 
 
@@ -228,7 +227,7 @@ def _once(data: Any) -> Once:
     sizes = tuple(map(number, data["sizes"]))
     if min(sizes, default=0) < 0:
         raise ValueError("what is made once has a size below 0")
-    return Once(text(data["symbol"]), text(data["rest"]), sizes)
+    return Once(text(data["symbol"]), sizes)
 
 
 def _slot(kind: Any, place: Any, counts: Mapping[str, int]) -> tuple[str, int]:

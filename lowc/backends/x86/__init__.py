@@ -23,8 +23,8 @@ def detect(options: Options) -> Target:
 
 
 def compile_module(module: Module, target: Target, options: Options, apart: bool = False, once: int = 0) -> Artifact:
-    """The Artifact for a module @MACHINE; ``apart``: each launch is a native call of its own, to be timed.  ``once``: functions
-    ``once`` for the first so many launches, and ``rest`` for the others, too.  Raises CodegenError, naming the kernel, for what
+    """The Artifact for a module @MACHINE; ``apart``: each launch is a native call of its own, to be timed.  ``once``: the first
+    so many launches are no part of its program, but the function ``once``.  Raises CodegenError, naming the kernel, for what
     has no code."""
     return _module.compile_module(module, target, options.threads, apart, once)
 

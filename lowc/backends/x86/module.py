@@ -16,7 +16,7 @@ from lowc.ir.nodes import Buffer, Extern, Launch, Module
 from lowc.ir.walk import exprs, has_check, statements
 from lowc.target import Target
 
-ONCE, REST = "once", "rest"
+ONCE = "once"  # the function of what is done once, not in each call
 ERRORS = 16  # error codes of a step; the step number is above them
 
 
@@ -31,7 +31,7 @@ def emit_module(
     module: Module, target: Target, threads: bool, *, places: Places | None = None, apart: bool = False, once: int = 0
 ) -> tuple[str, tuple[Native | Extern, ...]]:
     """LLVM IR text and the host program.  ``apart``: each launch is a native call of its own.  ``once``: the first so many
-    launches are a function ONCE, too, and the others REST, both of the same slots.  Raises CodegenError, with the
+    launches are no part of that, but a function ONCE of the same slots.  Raises CodegenError, with the
     ``origin`` of the launch that has no code.
     """
     text = ModuleText(ATTRIBUTES, places)
@@ -46,10 +46,10 @@ def emit_module(
             if isinstance(step, Launch) and id(step.kernel) not in done:
                 done.add(id(step.kernel))
                 _emit(text, step, target, threads)
-        program.append(_run(text, module, run))
-    if once:
-        _run(text, module, tuple(range(once)), ONCE)
-        _run(text, module, tuple(range(once, len(module.steps))), REST)
+        if first := tuple([number for number in run if number < once]):
+            _run(text, module, first, ONCE)
+        if len(first) < len(run):
+            program.append(_run(text, module, run[len(first) :]))
     return text.text(), tuple(program)
 
 
