@@ -13,7 +13,8 @@ class Target:
     "scalef", "masked" (cheap masked loads and stores), "gather", "f16c", "avx512bf16" (the op "dot2", 16 at a time, which treats
     denormals as 0), "rarely" (the op, by a branch), "narrow_atomics" (reducing stores to f16 and bf16), "ex2" (2**x and 1/x as
     instructions, a few units in the last place off), "wgmma" (products of tiles of 16-bit floats, and an engine that copies
-    tiles).
+    tiles), "mma" (products of such tiles by warps, and copies that threads do not wait for).  ``shared``: bytes of shared memory
+    that a block may have if it asks for them.
     """
 
     kind: str
@@ -26,3 +27,4 @@ class Target:
     l3: int
     cores: int
     ops: frozenset[str]
+    shared: int = 0

@@ -14,6 +14,7 @@ from lowc.ir import tiles
 from lowc.ir.index import Index, constant, lower_bound
 from lowc.ir.types import DType, f32
 from lowc.options import Options
+from lowc.scheduler import choose_mma
 from lowc.scheduler.choose_tensor_cores import ABILITY, START, WAYS, Size, best
 from lowc.target import Target
 
@@ -76,8 +77,8 @@ def library(target: Target, options: Options) -> Whose:
             return "option matmul='library'"
         if options.numerics == "strict" and options.matmul != "own":
             return "option numerics='strict'"
-        if ABILITY not in target.ops:
-            return f"lowc's own are for compute capability 9.0, not {target.cpu}"
+        if ABILITY not in target.ops and not (choose_mma.ABILITY in target.ops and options.matmul == "own"):
+            return f"lowc's own are for compute capability 9.0, from 8.0 on with option matmul='own', not {target.cpu}"
         if dtype.bits != 16 and dtype != f32:
             return f"lowc's own are of f16, bf16 and f32, not {dtype}"
         if dtype == f32 and options.matmul != "own":

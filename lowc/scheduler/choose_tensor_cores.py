@@ -119,9 +119,9 @@ def _steps(found: Contraction, size: Size, way: Way, copies: tuple[str, str], ta
             return
 
 
-def contraction(kernel: Kernel, target: Target) -> Contraction | None:
+def contraction(kernel: Kernel, target: Target, ability: str = ABILITY) -> Contraction | None:
     """The contraction that ``kernel`` is, if ``target`` has tensor cores for it."""
-    if ABILITY not in target.ops or len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
+    if ability not in target.ops or len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
         return None
     found = find(kernel.body[0])
     if found is None or found.rows is None:
