@@ -115,8 +115,7 @@ class AsyncRing:
             copies.by_threads(self.t, each, thread, offset, self.evaluate, self.found.product.threads)
             return
         b, t = self.t.b, self.t
-        if found.size == PIECE:
-            t.aligned.add(found.buffer.name)
+        t.aligned.add(found.buffer.name)
         threads, wide = self.found.product.threads, PIECE // found.buffer.dtype.bytes
         lines = threads // IN_LINE  # that all threads copy at a time, one piece each
         line, piece = Axis("async.line", ix(lines)), Axis("async.piece", ix(IN_LINE))
