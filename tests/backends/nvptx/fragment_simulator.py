@@ -5,6 +5,8 @@ A copy happens when the thread that has started it waits for it; until then its 
 
 import ctypes
 import re
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,27 @@ NARROW = {
     "bf16": lambda raw: (raw.astype(np.uint32) << 16).view(np.float32),
     "f32": lambda raw: raw.view(np.float16).astype(np.float32),
 }
+PATIENCE = 100.0  # seconds, on a machine that others use
+COPY = r"call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\."
+DECLARED = """declare void @sim_matrices(i32, ptr, ptr)
+declare void @sim_copy(i32, ptr, ptr, i32)
+declare void @sim_group()
+declare void @sim_copied(i32)
+declare void @sim_mma(i32, ptr, i32, i32, i32, i32, i32, i32, float, float, float, float)
+"""
+OWN = re.compile(r"declare .*(ldmatrix|nvvm\.mma|cp\.async\.c|async\.wait\.group\()")
 WORDS = "{i32, i32, i32, i32}"
 FLOATS = "{float, float, float, float}"
+
+
+class Meeting:
+    """Of the lanes of a warp, one after another."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.given: list[Any] = [None] * 32
+        self.made: list[Any] = []
+        self.count = self.turn = 0
 
 
 class Fragments:
@@ -23,11 +44,8 @@ class Fragments:
     local: Any
     shared: Any
     base: int
-    threads: int
-    held: list[Any]
-
-    def meet_warp(self) -> None:
-        raise NotImplementedError
+    failed: list[BaseException]
+    meetings: list["Meeting"]
 
     def copy_later(self, width: int, to: int, source: int, size: int) -> None:
         assert to % width == 0, "where a piece goes is no multiple of its size"
@@ -50,74 +68,83 @@ class Fragments:
             for copy in self.local.copy_groups.pop(0):
                 copy()
 
-    def exchanged(self, mine: Any) -> list[Any]:
-        """What each lane of the warp has."""
+    def together(self, mine: Any, made: Callable[[list[Any]], list[Any]]) -> Any:
+        """A lane's part of what is ``made``, once, of what each lane of its warp has."""
         me = self.local.thread
-        self.held[me] = mine
-        self.meet_warp()
-        found = self.held[me // 32 * 32 : me // 32 * 32 + 32]
-        self.meet_warp()
-        return found
+        warp = self.meetings[me // 32]
+        with warp.changed:
+            warp.given[me % 32] = mine
+            warp.count += 1
+            turn = warp.turn
+            if warp.count == 32:
+                warp.made, warp.count, warp.turn = made(warp.given), 0, turn + 1
+                warp.changed.notify_all()
+            while warp.turn == turn:
+                if self.failed or not warp.changed.wait(PATIENCE):
+                    raise TimeoutError("a warp waits for ever")
+            return warp.made[me % 32]
 
     def read_matrices(self, turned: int, out: int, at: int) -> None:
         """``ldmatrix``: lane ``8 * n + r`` says where row ``r`` of matrix ``n`` is; a lane gets two neighbours of each."""
-        lane, words = self.local.thread % 32, np.ctypeslib.as_array((ctypes.c_uint32 * 4).from_address(out))
-        places = np.array(self.exchanged(at)) - self.base
-        assert not (places % 16).any()
-        banks = places.reshape(4, 8) // 16 % 8
-        assert all(len(set(rows)) == 8 for rows in banks.tolist()), "rows of a matrix are in the same banks"
-        for n in range(4):
-            rows = places[8 * n : 8 * n + 8]
-            halves = np.stack([self.shared[p : p + 16].view(np.uint16) for p in rows])
-            halves = halves.T if turned else halves
-            low, high = halves[lane // 4, lane % 4 * 2 : lane % 4 * 2 + 2].tolist()
-            words[n] = low | high << 16
+
+        def made(given: list[int]) -> list[Any]:
+            places = np.array(given) - self.base
+            assert not (places % 16).any()
+            banks = places.reshape(4, 8) // 16 % 8
+            assert all(len(set(rows)) == 8 for rows in banks.tolist()), "rows of a matrix are in the same banks"
+            rows = self.shared[places[:, None] + np.arange(16)].view(np.uint16).reshape(4, 8, 8)
+            rows = rows.transpose(0, 2, 1) if turned else rows
+            words = np.ascontiguousarray(rows).reshape(4, 32, 2).astype(np.uint32)
+            return list((words[..., 0] | words[..., 1] << 16).T)
+
+        np.ctypeslib.as_array((ctypes.c_uint32 * 4).from_address(out))[:] = self.together(at, made)
 
     def multiply_fragments(self, kind: int, out: int, *given: Any) -> None:
-        words, sums = given[:6], given[6:]
-        lane, every = self.local.thread % 32, np.array(self.exchanged([w & 0xFFFFFFFF for w in words]), np.uint32)
-        values = NARROW[list(NARROW)[kind]](np.ascontiguousarray(every).view(np.uint16).reshape(32, 6, 2))
-        left, right = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
-        for other in range(32):
-            row, pair = other // 4, other % 4 * 2
-            for n in range(4):
-                left[row + n % 2 * 8, pair + n // 2 * 8 : pair + n // 2 * 8 + 2] = values[other, n]
-            for n in range(2):
-                right[pair + n * 8 : pair + n * 8 + 2, row] = values[other, 4 + n]
-        row, column = lane // 4, lane % 4 * 2
-        mine = (left[[row, row + 8]] @ right[:, column : column + 2]).ravel()
-        assert not np.isnan(mine).any(), "what has not come is multiplied"  # no test of these has NaN among its data
-        np.ctypeslib.as_array((ctypes.c_float * 4).from_address(out))[:] = mine + np.array(sums, np.float32)
+        """``mma``: how a warp holds both factors is figures in the PTX ISA, 9.7.14.5."""
+
+        def made(every: list[Any]) -> list[Any]:
+            words = np.array([[w & 0xFFFFFFFF for w in one[:6]] for one in every], np.uint32)
+            values = NARROW[list(NARROW)[kind]](words.view(np.uint16).reshape(8, 4, 6, 2))
+            # [row, pair, register, two] → [row within 8, register, pair, two]
+            pieces = values.transpose(0, 2, 1, 3).reshape(8, 6, 8)
+            left = np.block([[pieces[:, 0], pieces[:, 2]], [pieces[:, 1], pieces[:, 3]]])
+            right = np.hstack([pieces[:, 4], pieces[:, 5]])
+            products = left @ right.T  # [16, 8]
+            assert not np.isnan(products).any(), "what has not come is multiplied"  # no test of these has NaN among its data
+            mine = products.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4)
+            return list(mine + np.array([one[6:] for one in every], np.float32))
+
+        np.ctypeslib.as_array((ctypes.c_float * 4).from_address(out))[:] = self.together(given, made)
 
 
 def translated_fragments(text: str) -> str:
     """LLVM IR with calls of the simulator for ``ldmatrix``, ``mma`` and ``cp.async``."""
     if "inttoptr" in text:  # addresses in shared memory are numbers of bytes into it
         text = re.sub(r"ptrtoint ptr addrspace\(3\) @lowc_shared to i32", "add i32 0, 0", text)
-        text = re.sub(r"inttoptr i32 (\S+) to ptr addrspace\(3\)", r"getelementptr i8, ptr addrspace(3) @lowc_shared, i32 \1", text)
-    for name in set(re.findall(r"<2 x half> (%[\w.]+)[,)]", "\n".join(x for x in text.splitlines() if "@llvm.nvvm.mma" in x))):
-        text = re.sub(rf"  {re.escape(name)} = bitcast i32 (\S+) to <2 x half>", rf"  {name} = add i32 \1, 0", text)
+        pointer = r"getelementptr i8, ptr addrspace(3) @lowc_shared, i32 \1"
+        text = re.sub(r"inttoptr i32 (\S+) to ptr addrspace\(3\)", pointer, text)
+    multiplied = "\n".join(x for x in text.splitlines() if "@llvm.nvvm.mma" in x)
+    halves = set(re.findall(r"<2 x half> (%[\w.]+)[,)]", multiplied))
     lines: list[str] = []
     for line in text.splitlines():
+        cast = re.match(r"  (%\S+) = bitcast i32 (\S+) to <2 x half>", line)
         read = re.match(r"  (%\S+) = call \{[^}]*\} @llvm\.nvvm\.ldmatrix\.[\w.]*\.x4(\.trans)?\.b16\.p3\((.*)\)", line)
-        multiplied = re.match(r"  (%\S+) = call \{[^}]*\} @llvm\.nvvm\.mma\.m16n8k16\.row\.col\.([\w.]+)\((.*)\)", line)
-        if line.startswith("declare") and ("ldmatrix" in line or "nvvm.mma" in line or "nvvm.cp.async.c" in line or "async.wait.group(" in line):
-            continue
-        if read:
+        product = re.match(r"  (%\S+) = call \{[^}]*\} @llvm\.nvvm\.mma\.m16n8k16\.row\.col\.([\w.]+)\((.*)\)", line)
+        if cast and cast[1] in halves:
+            lines.append(f"  {cast[1]} = add i32 {cast[2]}, 0")
+        elif read:
             lines += [f"  call void @sim_matrices(i32 {int(bool(read[2]))}, ptr %sim.words, {read[3]})", *_taken(read[1], "i32")]
-        elif multiplied:
-            kind = list(NARROW).index(multiplied[2].split(".")[-1])
-            given = multiplied[3].replace("<2 x half>", "i32")
-            lines += [f"  call void @sim_mma(i32 {kind}, ptr %sim.words, {given})", *_taken(multiplied[1], "float")]
-        else:
+        elif product:
+            kind, given = list(NARROW).index(product[2].split(".")[-1]), product[3].replace("<2 x half>", "i32")
+            lines += [f"  call void @sim_mma(i32 {kind}, ptr %sim.words, {given})", *_taken(product[1], "float")]
+        elif not OWN.match(line):
             lines.append(line)
     text = "\n".join(lines)
-    text = re.sub(r"call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\.(\d+)\.s\(", r"call void @sim_copy(i32 \1, ", text)
-    text = re.sub(r"call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\.(\d+)\((.*)\)", r"call void @sim_copy(i32 \1, \2, i32 \1)", text)
-    text = text.replace("@llvm.nvvm.cp.async.commit.group(", "@sim_group(").replace("@llvm.nvvm.cp.async.wait.group(", "@sim_copied(")
-    declared = "declare void @sim_matrices(i32, ptr, ptr)\ndeclare void @sim_copy(i32, ptr, ptr, i32)\ndeclare void @sim_group()\n"
-    declared += f"declare void @sim_copied(i32)\ndeclare void @sim_mma(i32, ptr{', i32' * 6}{', float' * 4})\n"
-    return declared + text.replace("entry:\n", "entry:\n  %sim.words = alloca [4 x i32], align 16\n", 1)
+    text = re.sub(COPY + r"(\d+)\.s\(", r"call void @sim_copy(i32 \1, ", text)
+    text = re.sub(COPY + r"(\d+)\((.*)\)", r"call void @sim_copy(i32 \1, \2, i32 \1)", text)
+    text = text.replace("@llvm.nvvm.cp.async.commit.group(", "@sim_group(")
+    text = text.replace("@llvm.nvvm.cp.async.wait.group(", "@sim_copied(")
+    return DECLARED + text.replace("entry:\n", "entry:\n  %sim.words = alloca [4 x i32], align 16\n", 1)
 
 
 def _taken(name: str, type_: str) -> list[str]:

@@ -19,7 +19,7 @@ from lowc.ir.index import evaluate
 from lowc.ir.nodes import Kernel
 from lowc.ir.ops import OPS
 from lowc.ir.types import DTYPES
-from tests.backends.nvptx.fragment_simulator import Fragments, functions, translated_fragments
+from tests.backends.nvptx.fragment_simulator import Fragments, Meeting, functions, translated_fragments
 from tests.backends.nvptx.relay_simulator import Products, started
 
 PATIENCE = 100.0  # seconds, on a machine that others use
@@ -65,7 +65,7 @@ class Machine(Products, Fragments):
         self.warps = [threading.Barrier(32) for _ in range(threads // 32)]
         self.groups = [threading.Barrier(128) for _ in range(threads // 128)]
         self.words = [0] * threads
-        self.held = [None] * threads
+        self.meetings = [Meeting() for _ in range(threads // 32)]
         self.number = 0
         self.failed: list[BaseException] = []
 
