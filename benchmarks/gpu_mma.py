@@ -1,10 +1,10 @@
-"""Matrix products by ``mma.sync`` on a GPU, also where lowc would take ``wgmma``: correctness, and times of each way of doing them.
+"""Matrix products by ``mma.sync`` on a GPU, also where lowc would take ``wgmma``: correctness, and times of ways of doing them.
 
     python -m benchmarks.gpu_mma [--check] [--only 4096] [--rounds 3] [--ways 128x128/4/2/3,…] [--name h200_mma]
 
-Each product is timed as the library does it, as lowc does it by ``wgmma`` (capability 9.0), by ``mma.sync`` as chosen, and by each
-way of ``--ways`` (rows x columns / warps / shares of the columns / stages; "all": those of ``choose_mma``).  Checks compare with float64 in matrix
-norms, beside the library's error.  How times are taken: ``benchmarks/gpu_matmul.py``.
+Each product is timed as the library does it, as lowc does it by ``wgmma`` (capability 9.0), by ``mma.sync`` as chosen, and by
+each way of ``--ways`` (rows x columns / warps / shares of the columns / stages).  Checks compare with float64 in matrix norms,
+beside the library's error.  How times are taken: ``benchmarks/gpu_matmul.py``.
 """
 
 import argparse
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", default="")
-    parser.add_argument("--wide", default="", help="parts of names of products of which all ways are timed; of others the chosen one")
+    parser.add_argument("--wide", default="", help="parts of names of products of which all ways are timed")
     parser.add_argument("--name", default="")
     given = parser.parse_args()
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What threads copy into shared memory without waiting for it (``cp.async``, PTX ISA 9.7.9.25): a tile by pieces of 16, 8 or 4 bytes.
+"""What threads copy into shared memory without waiting for it (``cp.async``, PTX ISA 9.7.9.25), by 16, 8 or 4 bytes.
 
     for i in 128 instr(async) { for k in 64 { tile[i, k] = x[… if i_at + i < M & k_o*64 + k < K] } }
 

@@ -9,10 +9,12 @@
     }
 
 ``row`` and ``column`` are where the hardware has a thread's sum number ``r``, for 64 rows of each 128 threads; the sums of
-further rows, as many again, are those after them.  With ``instr(mma)`` (``mma.sync``: each warp multiplies by itself) threads may
-also have fewer rows at a time, and those beyond 32 for each 16 rows the next columns; what fills its tiles is ``instr(async)``,
-copies of 4 to 16 bytes that threads start and wait for later (``ir/pieces.py``), or ``instr(copy)``.  A tile lies along the depth, ``[rows, 64]`` or ``[depth / 64, rows, 64]``, or
+further rows, as many again, are those after them.  A tile lies along the depth, ``[rows, 64]`` or ``[depth / 64, rows, 64]``, or
 along its rows, ``[rows / 64, depth, 64]``; how the hardware swizzles it is between the fill and the product and not to be seen.
+
+With ``instr(mma)`` each warp multiplies by itself (``mma.sync``).  Threads may have fewer rows at a time there; those beyond the
+32 of each 16 rows have the next columns.  What fills the tiles is ``instr(async)``, copies that threads start and wait for later
+(``ir/pieces.py``), or ``instr(copy)``.
 
 Factors are f16 or bf16, widened, or f32 rounded to TF32 (8 bits of exponent, 10 of mantissa; to nearest, ties to even), which the
 engine does while it copies.  Tiles of f32 lie along the depth, ``[rows, 32]``, and the engine fills them.

@@ -67,5 +67,4 @@ def cost(size: Size, way: Way, target: Target) -> float:
     """About how long products take that way."""
     high, wide = way.tile
     blocks = size.batch * -(-size.rows // high) * -(-size.columns // wide)
-    rounds = -(-blocks // (target.cores * way.blocks))
-    return rounds * way.blocks * high * wide / way.rate
+    return -(-blocks // target.cores) * high * wide / way.rate

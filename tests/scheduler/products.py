@@ -1,10 +1,13 @@
 """Products of matrices as kernels, scheduled for tensor cores, and what they compute."""
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from lowc.backends.nvptx import default
+from lowc.backends.nvptx.detect import target
 from lowc.errors import ScheduleError
 from lowc.ir.index import evaluate
 from lowc.ir.interp import run_kernel
@@ -13,10 +16,14 @@ from lowc.ir.numeric import from_storage, to_storage
 from lowc.ir.parser import parse_kernel
 from lowc.ir.verify import verify_module
 from lowc.options import Options
-from lowc.scheduler import choose_tensor_cores, contract, linearise, pipeline
+from lowc.scheduler import choose_mma, choose_tensor_cores, contract, linearise, pipeline
 from lowc.scheduler.tensor_cores import TensorCores
+from lowc.target import Target
 
 TARGET = default()
+WARPS = {c: target(c, n, 13000, 40 << 20) for c, n in (((8, 0), 108), ((8, 6), 84), ((8, 9), 128), ((12, 0), 170))}
+WARPS[9, 0] = replace(TARGET, ops=TARGET.ops - {"wgmma"})
+"""Targets that multiply by ``mma.sync``, by capability; 9.0 as if it had nothing better."""
 LEFT = {"n": "x[i, k]", "t": "x[k, i]"}
 RIGHT = {"n": "y[k, j]", "t": "y[j, k]"}
 
@@ -57,6 +64,16 @@ def scheduled(kernel: Kernel, **changed: object) -> Kernel:
     raise AssertionError("no schedule")
 
 
+def by_warps(kernel: Kernel, on: Target = WARPS[8, 0], **changed: Any) -> Kernel:
+    """The same by ``mma.sync``."""
+    for step in choose_mma.choices(kernel, on):
+        try:
+            return contract.apply(kernel, replace(step, **changed))
+        except ScheduleError:
+            continue
+    raise AssertionError("no schedule")
+
+
 def result(kernel: Kernel, sizes: dict[str, int], shuffle: random.Random | None = None) -> np.ndarray:
     """What ``kernel`` stores, on small integers: all sums are exact, so that their order does not show."""
     generator = np.random.default_rng(0)
@@ -71,11 +88,11 @@ def result(kernel: Kernel, sizes: dict[str, int], shuffle: random.Random | None 
     return np.concatenate([from_storage(memory[out.name], out.dtype) for out in outs])
 
 
-def machine(kernel: Kernel) -> Module:
+def machine(kernel: Kernel, on: Target = TARGET) -> Module:
     """``kernel`` after all passes from ``split`` on."""
     module = Module("SCHEDULED", kernel.sizes, (*kernel.params, *kernel.sizes), (), (), (Launch(kernel, kernel.params),))
     for each in pipeline.PASSES[[p.name for p in pipeline.PASSES].index("split") :]:
         if each.only in ("", "nvptx"):
-            module = pipeline.apply(each, module, TARGET, Options(check=True))
+            module = pipeline.apply(each, module, on, Options(check=True))
     verify_module(module, "MACHINE")
     return module

@@ -6,8 +6,8 @@
       start the copies into the stage before, of what comes as many stages later as there are but one
       multiply the stage
 
-What a thread has copied by itself (``instr(copy)``: values that are computed, rows that begin anywhere) it stores there at once; who
-reads it has waited for all threads by then.  A stage that is beyond the end gets no copies, but counts as one that is done.
+What a thread has copied by itself (``instr(copy)``: values that are computed, rows that begin anywhere) it stores there at once;
+who reads it has waited for all threads by then.  A stage beyond the end gets no copies, but counts as one that is done.
 """
 
 from collections.abc import Callable, Mapping, Sequence

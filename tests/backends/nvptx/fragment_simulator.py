@@ -6,6 +6,7 @@ A copy happens when the thread that has started it waits for it; until then its 
 import ctypes
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -79,9 +80,11 @@ class Fragments:
             if warp.count == 32:
                 warp.made, warp.count, warp.turn = made(warp.given), 0, turn + 1
                 warp.changed.notify_all()
+            ends = time.monotonic() + PATIENCE
             while warp.turn == turn:
-                if self.failed or not warp.changed.wait(PATIENCE):
+                if self.failed or time.monotonic() > ends:
                     raise TimeoutError("a warp waits for ever")
+                warp.changed.wait(0.5)
             return warp.made[me % 32]
 
     def read_matrices(self, turned: int, out: int, at: int) -> None:

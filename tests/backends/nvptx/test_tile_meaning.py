@@ -12,6 +12,7 @@ from lowc.ir.numeric import from_storage, to_storage
 from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
 from lowc.scheduler.slice_depth import slice_depth
+from lowc.target import Target
 from tests.scheduler.products import TARGET, product, scheduled
 
 pytest.importorskip("llvmlite")
@@ -27,10 +28,13 @@ def differs(
     kernel: Kernel, sizes: dict[str, int] | None = None, values: dict[str, Any] | None = None, **changed: Any
 ) -> int:
     """In how many elements the emitted code's results are not those of ``kernel``, of whole numbers or ``values``."""
-    done, sizes = scheduled(kernel, **changed), sizes or {}
-    text, entries = emit_module(
-        Module("MACHINE", done.sizes, (*done.params, *done.sizes), (), (), (Launch(done, done.params),)), TARGET
-    )
+    return wrong(kernel, scheduled(kernel, **changed), TARGET, sizes or {}, values)
+
+
+def wrong(kernel: Kernel, done: Kernel, on: Target, sizes: dict[str, int], values: dict[str, Any] | None = None) -> int:
+    """The same for ``kernel`` as it is scheduled, ``done``."""
+    module = Module("MACHINE", done.sizes, (*done.params, *done.sizes), (), (), (Launch(done, done.params),))
+    text, entries = emit_module(module, on)
     generator = np.random.default_rng(0)
     memory: dict[str, Any] = {n: v.copy() for n, v in (values or {}).items()}
     for param in kernel.params:
