@@ -39,7 +39,7 @@ def by_warps(way: str = "") -> Iterator[None]:
             yield replace(step, tile=(high, wide), groups=int(warps) // 4, shares=int(shares), stages=int(stages))
 
     choose_tensor_cores.choices = lambda kernel, target: ()
-    choose_tensor_cores.slices = lambda found, target: 1
+    choose_tensor_cores.slices = (lambda found, target: 1) if way else choose_mma.slices
     if way:
         choose_mma.choices = only
     try:
@@ -63,6 +63,10 @@ def checks() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
     base = random(300 * 256 + 8, dtype=BF16)
     for shift in (1, 2, 4):
         found[f"base {2 * shift} bytes on"] = lambda x, w: x @ w.t(), (base[shift : shift + 300 * 256].view(300, 256), w)
+    for m, n, k in ((128, 128, 64), (333, 77, 131), (17, 40, 24), (1000, 1000, 1000), (64, 72, 9000)):
+        found[f"tf32 {m}x{n}x{k}"] = mm, (laid((m, k), "n", torch.float32), laid((k, n), "t", torch.float32))
+    for form, (m, n, k) in (("nt", (256, 256, 16384)), ("tn", (200, 136, 5000)), ("nn", (130, 70, 4104)), ("tt", (64, 72, 9001))):
+        found[f"slices {m}x{n}x{k} {form}"] = mm, (laid((m, k), form[0], BF16), laid((k, n), form[1], BF16))
     found["relu of a factor"] = lambda x, w: torch.relu(x) @ w.t(), (x, w)
     return found
 
@@ -70,6 +74,7 @@ def checks() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
 def check(ways: list[str]) -> int:
     """How many checks fail; prints those."""
     failed = total = 0
+    torch.set_float32_matmul_precision("high")
     for name, (function, args) in checks().items():
         exact = function(*(a.double() for a in args))
         eager = error(function(*args), exact)
@@ -88,9 +93,11 @@ def check(ways: list[str]) -> int:
                 if "CUDA" in str(problem):
                     return failed
                 continue
-            if not ours <= max(1.5 * eager, 2 * torch.finfo(args[0].dtype).eps):
+            eps = 2.0**-12 if args[0].dtype == torch.float32 else torch.finfo(args[0].dtype).eps
+            if not ours <= max(1.5 * eager, 2 * eps):
                 print(f"FAIL {name} {way}: error {ours:.2e}, the library's {eager:.2e}", flush=True)
                 failed += 1
+    torch.set_float32_matmul_precision("highest")
     print(f"{total - failed} of {total} checks pass", flush=True)
     return failed
 
@@ -108,10 +115,14 @@ def products() -> dict[str, Product]:
         (4096, 4096, 4096, "nt"), (8192, 8192, 8192, "nt"), (4096, 4096, 4096, "nn"), (4096, 4096, 4096, "tn"),
         (2048, 2048, 2048, "nt"), (1024, 1024, 1024, "nt"), (512, 512, 512, "nt"), (256, 256, 256, "nn"), (128, 4096, 4096, "nt"),
         (1024, 1003, 1001, "nn"), (4096, 4096, 4097, "nt"), (4096, 4098, 4098, "nn"), (512, 511, 510, "nt"),
+        (512, 512, 511, "nt"), (512, 511, 512, "nn"), (256, 255, 253, "nn"), (768, 765, 762, "nn"), (500, 2000, 500, "nn"),
+        (256, 256, 16384, "tn"),
     ):  # fmt: skip
         add(f"{m}x{n}x{k} {form}", mm, laid((m, k), form[0], BF16), laid((k, n), form[1], BF16))
     x, w, b = random(8192, 1024, dtype=BF16), random(4096, 1024, dtype=BF16), random(4096, dtype=BF16)
     add("8192x4096x1024 bias gelu", lambda x, w, b: F.gelu(F.linear(x, w, b)), x, w, b, followed=True)
+    x, w = random(4096, 4096, dtype=torch.float32), random(4096, 4096, dtype=torch.float32)
+    found["tf32 4096x4096x4096"] = Product(lambda x, w: x @ w.t(), ((x, w),), 2.0 * 4096**3, precision="high")
     x, w, b = random(1000, 1001, dtype=BF16), random(1003, 1001, dtype=BF16), random(1003, dtype=BF16)
     add("1000x1003x1001 bias gelu", lambda x, w, b: F.gelu(F.linear(x, w, b)), x, w, b, followed=True)
     add("bmm 64x512x512x128 nn", torch.bmm, random(64, 512, 128, dtype=BF16), random(64, 128, 512, dtype=BF16))
@@ -145,7 +156,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     began = time.perf_counter()
     ways = [w for w in given.ways.split(",") if w]
-    if given.check and check(["", *ways[:1]]):
+    if given.check and check([""]):
         print("wrong", flush=True)
     print(f"checks took {time.perf_counter() - began:.0f} s", flush=True)
     parts, wide = ([p for p in text.split(",") if p] for text in (given.only, given.wide))

@@ -13,7 +13,8 @@ from lowc.ir.index import Index, constant, depends_on, split
 from lowc.ir.nodes import Buffer, Load
 from lowc.ir.tiles import Fill, dimensions
 
-SIZES = (16, 8, 4)  # bytes that an instruction copies
+SIZES = (16, 8, 4, 2)  # bytes; of 2 there is no instruction
+LEAST = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,3 +53,9 @@ def pieces(found: Fill) -> Pieces | None:
             return None
         ends.append(limit - start)
     return Pieces(value.buffer, value.index[0], size, tuple(ends), tuple(within))
+
+
+def is_async(found: Fill, least: int = LEAST) -> bool:
+    """Whether an instruction copies each piece of ``found``, of ``least`` bytes or more."""
+    made = pieces(found)
+    return made is not None and made.size >= least

@@ -17,7 +17,7 @@ With ``instr(mma)`` each warp multiplies by itself (``mma.sync``).  Threads may 
 (``ir/pieces.py``), or ``instr(copy)``.
 
 Factors are f16 or bf16, widened, or f32 rounded to TF32 (8 bits of exponent, 10 of mantissa; to nearest, ties to even), which the
-engine does while it copies.  Tiles of f32 lie along the depth, ``[rows, 32]``, and the engine fills them.
+engine does while it copies, and warps as they read.  Tiles of f32 lie along the depth, ``[rows, 32]``; no thread computes them.
 """
 
 from collections.abc import Collection, Sequence
@@ -140,7 +140,7 @@ def fill(stmt: Stmt) -> Fill | None:
     tile = inside.buffer
     if tile.space != "shared" or inside.index != tuple([ix(f.axis) for f in loops]):
         return None
-    if tile.dtype.bits != 16 and (tile.dtype != f32 or loops[0].kind.key != TMA):
+    if tile.dtype.bits != 16 and (tile.dtype != f32 or loops[0].kind.key == COPY):
         return None
     if tile.shape != tuple([f.axis.extent for f in loops]) or constant(tile.shape[-1]) != span(tile.dtype):
         return None

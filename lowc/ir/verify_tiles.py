@@ -17,7 +17,7 @@ from lowc.ir.index import Axis, Opaque, atoms
 from lowc.ir.nodes import Acc, Alloc, Barrier, Buffer, For, Kernel, Let, Load, Stmt, Store
 from lowc.ir.outlets import Outlet, outlet, outlets
 from lowc.ir.outlets import box as drained
-from lowc.ir.pieces import pieces
+from lowc.ir.pieces import is_async
 from lowc.ir.relays import QUAD, SPREAD, Relay, block_body, has_relay, quad, relay
 from lowc.ir.tiles import ASYNC, FILLS, MMA, TMA, WGMMA, Pipeline, box, pipeline, pipelines
 from lowc.ir.walk import exprs, parts, statements
@@ -89,7 +89,7 @@ def _parts(kernel: Kernel, found: Pipeline) -> Broken:
     for each in found.fills:
         if each.key == TMA and box(each) is None:
             return each.loops[0], f"what fills {each.tile.name} is no box of a buffer"
-        if each.key == ASYNC and pieces(each) is None:
+        if each.key == ASYNC and not is_async(each):
             return each.loops[0], f"what fills {each.tile.name} are no pieces of a buffer"
     product = found.product
     teams = any(isinstance(s, For) and s.kind.name == "teams" for s in statements(kernel.body))

@@ -48,13 +48,15 @@ from lowc.ir.index import (
     mod,
 )
 from lowc.ir.nodes import SERIAL, Alloc, Buffer, Expr, For, Kind, Load, Op, Stmt, Store
-from lowc.ir.pieces import pieces
+from lowc.ir.pieces import is_async
 from lowc.ir.types import f32
 from lowc.ir.walk import Substitution, both, free_atoms, with_mask, zero_outside
 from lowc.scheduler.contraction import Contraction, contiguous, find
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.rename import coordinate, fresh
 from lowc.scheduler.tile_epilogue import Epilogue, less
+
+FEW = 64  # sums of a thread at most, where it copies pieces of fewer than 16 bytes: it needs registers for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +231,10 @@ class Tiler:
         found = tiles.fill(nest)
         if found is None or (key == tiles.TMA and tiles.box(found) is None):
             raise ScheduleError(f"the {name} factor is no box that the copying engine takes")
-        if key == tiles.ASYNC and pieces(found) is None:
+        if key == tiles.ASYNC and not is_async(found):
             raise ScheduleError(f"the {name} factor is no pieces of memory")
+        if key == tiles.ASYNC and self.high * self.wide > FEW * self.threads and not is_async(found, 16):
+            raise ScheduleError("threads have no registers for many small pieces")
         return tile, nest
 
     def epilogue(self, sums: Buffer) -> For:

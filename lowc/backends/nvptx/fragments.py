@@ -7,18 +7,23 @@ eight different groups of banks.  A tile that lies along its rows is transposed 
 
 Lanes' addresses differ from one matrix of a tile to the next by a number that is added or by bits that are inverted, never by
 both at one place: where a warp begins, and where it goes on, are different bits of a row's number.
+
+Elements of f32 are read the same way, as if they were two of 16 bits, and rounded to TF32 in registers: what is left of the
+mantissa would be cut off.  Before capability 9.0 ties are rounded away from zero there, not to even.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lowc.backends.nvptx.operations import TIES_TO_EVEN as EVEN
 from lowc.backends.nvptx.thread import Thread, plus
 from lowc.ir.nodes import Buffer
 from lowc.ir.tiles import LINE, SPAN, STEP, WARP_ROWS, TileProduct
+from lowc.ir.types import f32
 
 WARP = 32
 CHUNK = SPAN * LINE  # bytes from 64 rows to the next, of a tile that lies along them
-MULTIPLY = {"bf16": "m16n8k16.row.col.bf16", "f16": "m16n8k16.row.col.f32.f32"}
+MULTIPLY = {"bf16": "m16n8k16.row.col.bf16", "f16": "m16n8k16.row.col.f32.f32", "f32": "m16n8k8.row.col.tf32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +87,46 @@ class Fragments:
         name = f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4{'.trans' if factor.across else ''}.b16.p3"
         b.module.declare(name, "{i32, i32, i32, i32}", "ptr addrspace(3)")
         found = b.op(f"call {{i32, i32, i32, i32}} @{name}(ptr addrspace(3) {pointer})")
-        return [b.pure(f"extractvalue {{i32, i32, i32, i32}} {found}, {n}") for n in range(4)]
+        words = [b.pure(f"extractvalue {{i32, i32, i32, i32}} {found}, {n}") for n in range(4)]
+        return [self.rounded(w) for w in words] if factor.tile.dtype == f32 else words
 
-    def step(self, left: str, right: str, sums: Sequence[str]) -> list[str]:
-        """The sums (floats, in order) and the products of the tiles at ``left`` and ``right`` (addresses in shared memory)."""
-        out = list(sums)
-        at_left, at_right = (self.t.b.op(f"add i32 {a}, {f.offset}") for a, f in ((left, self.left), (right, self.right)))
-        for step in range(self.found.depth * self.found.left.dtype.bytes // STEP):
-            rows = [self.matrices(self.left, at_left, n * self.found.high, step) for n in range(self.blocks)]
-            for column in range(0, self.columns, WARP_ROWS):
-                pair = self.matrices(self.right, at_right, column, step)
-                for block, row in enumerate(rows):
-                    for half in range(2):
-                        first = block * (self.columns // 2) + (column // 8 + half) * 4
-                        out[first : first + 4] = self.multiply(row, pair[2 * half : 2 * half + 2], out[first : first + 4])
+    def rounded(self, word: str) -> str:
+        """The bits of an f32 to TF32."""
+        value = self.t.b.pure(f"bitcast i32 {word} to float")
+        return self.t.b.call(f"llvm.nvvm.f2tf32.{'rn' if EVEN in self.t.ops else 'rna'}", "i32", [("float", value)])
+
+    def step(
+        self, left: str, right: str, sums: Sequence[str], beside: Sequence[Callable[[], Callable[[], None] | None]] = ()
+    ) -> list[str]:
+        """The sums (floats, in order) and the products of the tiles at ``left`` and ``right`` (addresses in shared memory).
+
+        Matrices are read one step ahead of their multiplication.  ``beside``: what is done meanwhile, some of it in each step;
+        what it gives is done at the end of its step."""
+        out, b = list(sums), self.t.b
+        at_left, at_right = (b.op(f"add i32 {a}, {f.offset}") for a, f in ((left, self.left), (right, self.right)))
+        steps = self.found.depth * self.found.left.dtype.bytes // STEP
+        order = [(step, column) for step in range(steps) for column in range(0, self.columns, WARP_ROWS)]
+
+        def rows_of(step: int) -> list[list[str]]:
+            return [self.matrices(self.left, at_left, n * self.found.high, step) for n in range(self.blocks)]
+
+        rows, pair = rows_of(0), self.matrices(self.right, at_right, 0, 0)
+        later: list[Callable[[], None]] = []
+        for number, (step, column) in enumerate(order):
+            if not column:
+                share = range(step * len(beside) // steps, (step + 1) * len(beside) // steps)
+                later = [done for n in share if (done := beside[n]()) is not None]
+            more, following = order[number + 1] if number + 1 < len(order) else (step, -1)
+            next_rows = rows_of(more) if more != step else rows
+            next_pair = self.matrices(self.right, at_right, following, more) if following >= 0 else pair
+            for block, row in enumerate(rows):
+                for half in range(2):
+                    first = block * (self.columns // 2) + (column // 8 + half) * 4
+                    out[first : first + 4] = self.multiply(row, pair[2 * half : 2 * half + 2], out[first : first + 4])
+            rows, pair = next_rows, next_pair
+            if more != step or following < 0:
+                for each in later:
+                    each()
         return out
 
     def multiply(self, row: Sequence[str], column: Sequence[str], sums: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from lowc.backends.nvptx.async_ring import async_ring, is_async
 from lowc.backends.nvptx.detect import adds_four, capability
 from lowc.backends.nvptx.emit import Emitter
 from lowc.backends.nvptx.multiply import uniform
-from lowc.backends.nvptx.operations import AMPERE, FOUR_SUMS
+from lowc.backends.nvptx.operations import AMPERE, FOUR_SUMS, TIES_TO_EVEN
 from lowc.backends.nvptx.outlet import Outlets
 from lowc.backends.nvptx.plan import plan
 from lowc.backends.nvptx.relay import RelayRing, relay_ring
@@ -38,6 +38,7 @@ def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
     shape = plan(kernel)
     abilities = target.ops | ({AMPERE} if capability(target) >= 80 else frozenset[str]())
     abilities |= {FOUR_SUMS} if adds_four(target) else frozenset[str]()
+    abilities |= {TIES_TO_EVEN} if capability(target) >= 90 else frozenset[str]()
     rings = pipelines(kernel.body)
     alone = bool(rings) and is_async(rings[0])  # threads that multiply fill the ring as well
     beside = GROUP if rings and not alone else 0

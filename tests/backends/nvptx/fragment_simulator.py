@@ -22,8 +22,10 @@ DECLARED = """declare void @sim_matrices(i32, ptr, ptr)
 declare void @sim_copy(i32, ptr, ptr, i32)
 declare void @sim_group()
 declare void @sim_copied(i32)
+declare i16 @sim_half(i32, ptr, i1)
 declare void @sim_mma(i32, ptr, i32, i32, i32, i32, i32, i32, float, float, float, float)
 """
+HALF = re.compile(r'call i16 asm sideeffect "[^"]*@\$2 ld\.global\.b16 \$0, \[\$1\+(-?\d+)\]; }", "=h,l,b"\(')
 OWN = re.compile(r"declare .*(ldmatrix|nvvm\.mma|cp\.async\.c|async\.wait\.group\()")
 WORDS = "{i32, i32, i32, i32}"
 FLOATS = "{float, float, float, float}"
@@ -59,6 +61,10 @@ class Fragments:
             self.shared[place : place + width] = np.array([*given, *[0] * (width - size)], np.uint8)
 
         self.local.copies.append(copy)
+
+    def half(self, further: int, source: int, inside: bool) -> int:
+        """A load under a predicate."""
+        return ctypes.c_int16.from_address(source + further).value if inside else 0
 
     def commit_copies(self) -> None:
         self.local.copy_groups.append(self.local.copies)
@@ -142,7 +148,7 @@ def translated_fragments(text: str) -> str:
             lines += [f"  call void @sim_mma(i32 {kind}, ptr %sim.words, {given})", *_taken(product[1], "float")]
         elif not OWN.match(line):
             lines.append(line)
-    text = "\n".join(lines)
+    text = HALF.sub(r"call i16 @sim_half(i32 \1, ", "\n".join(lines))
     text = re.sub(COPY + r"(\d+)\.s\(", r"call void @sim_copy(i32 \1, ", text)
     text = re.sub(COPY + r"(\d+)\((.*)\)", r"call void @sim_copy(i32 \1, \2, i32 \1)", text)
     text = text.replace("@llvm.nvvm.cp.async.commit.group(", "@sim_group(")
@@ -169,6 +175,7 @@ def functions(m: Any, made: Any) -> dict[str, Any]:
         "sim_copy": made(None, [word, place, place, word], m.copy_later),
         "sim_group": made(None, [], m.commit_copies),
         "sim_copied": made(None, [word], m.wait_for_copies),
+        "sim_half": made(ctypes.c_int16, [word, place, ctypes.c_bool], m.half, 0),
         "sim_matrices": made(None, [word, place, place], m.read_matrices),
         "sim_mma": made(None, [word, place, *[word] * 6, *[number] * 4], m.multiply_fragments),
     }
