@@ -157,7 +157,7 @@ OPS: dict[str, OpRow] = {
         OpRow("fma", 3, "f", "same", fma),
         OpRow("mad", 3, "f", "same", _mad),
         # a product that a sum may take up before it is rounded (``v add= product(a, b)``); a target without fma rounds it
-        OpRow("product", 2, "f", "same", np.multiply, commutative=True),
+        OpRow("product", 2, "if", "same", np.multiply, commutative=True),
         OpRow("mulhi", 2, "u", "same", _mulhi),
         # two bf16 in 32 bits, the first in the lower half
         OpRow("pair", 2, "f", "fixed", _pair, takes=(bf16, u32)),

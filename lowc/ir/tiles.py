@@ -18,6 +18,7 @@ With ``instr(mma)`` each warp multiplies by itself (``mma.sync``).  Threads may 
 
 Factors are f16 or bf16, widened, or f32 rounded to TF32 (8 bits of exponent, 10 of mantissa; to nearest, ties to even), which the
 engine does while it copies, and warps as they read.  Tiles of f32 lie along the depth, ``[rows, 32]``; no thread computes them.
+So do those of i8, ``[rows, 128]``, widened to i32, whose sums are exact (modulo 2**32): for warps alone.
 """
 
 from collections.abc import Collection, Sequence
@@ -26,7 +27,7 @@ from itertools import product
 
 from lowc.ir.index import ZERO, Axis, Index, Opaque, Symbol, atoms, constant, floordiv, ix, mod, split
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Load, Op, Stmt, Store
-from lowc.ir.types import DType, f32
+from lowc.ir.types import DType, f32, i8, i32
 from lowc.ir.walk import statements
 
 COPY, TMA, ASYNC = "copy", "tma", "async"
@@ -140,7 +141,8 @@ def fill(stmt: Stmt) -> Fill | None:
     tile = inside.buffer
     if tile.space != "shared" or inside.index != tuple([ix(f.axis) for f in loops]):
         return None
-    if tile.dtype.bits != 16 and (tile.dtype != f32 or loops[0].kind.key == COPY):
+    keys = {f32: (TMA, ASYNC), i8: (ASYNC,)}.get(tile.dtype, FILLS if tile.dtype.bits == 16 else ())
+    if loops[0].kind.key not in keys:
         return None
     if tile.shape != tuple([f.axis.extent for f in loops]) or constant(tile.shape[-1]) != span(tile.dtype):
         return None
@@ -302,16 +304,16 @@ def tile_product(loop: Stmt, keys: Collection[str] = (WGMMA,)) -> TileProduct | 
     if nest[0].kind.name != "thread" or key not in keys or nest[2].kind.name != "serial":
         return None
     value = inside.value
-    if not isinstance(value, Op) or value.name != "product" or value.dtype.name != "f32":
+    if not isinstance(value, Op) or value.name != "product" or value.dtype not in ((f32, i32) if key == MMA else (f32,)):
         return None
-    left, right = (narrow_load(a) or _single_load(a) for a in value.args)
+    left, right = (narrow_load(a) or _single_load(a) or _whole_load(a) for a in value.args)
     if left is None or right is None or left.dtype != right.dtype or inside.index != (ix(threads), ix(numbers)):
         return None
     sizes = [constant(i) for i in (threads.extent, numbers.extent, depths.extent)]
     count, each, depth = [n or 0 for n in sizes]
     if not count or count % GROUP or not depth or depth * left.dtype.bytes % STEP:
         return None
-    if left.dtype == f32 and (len(left.buffer.shape), len(right.buffer.shape)) != (2, 2):
+    if left.dtype.bits != 16 and (len(left.buffer.shape), len(right.buffer.shape)) != (2, 2):
         return None
     high = count * GROUP_ROWS // GROUP
     t, r, k = ix(threads), ix(numbers), ix(depths)
@@ -372,6 +374,13 @@ def _single_load(factor: Expr) -> Load | None:
     """The load of f32 from a tile of which ``factor`` is what is multiplied."""
     load = of_tf32(factor)
     return load if isinstance(load, Load) and load.mask is None and load.buffer.space == "shared" else None
+
+
+def _whole_load(factor: Expr) -> Load | None:
+    """The load of i8 from a tile that ``factor`` is the widening of."""
+    load = factor.args[0] if isinstance(factor, Op) and factor.name == "cast" and factor.dtype == i32 else None
+    whole = isinstance(load, Load) and load.dtype == i8 and load.mask is None and load.buffer.space == "shared"
+    return load if isinstance(load, Load) and whole else None
 
 
 # ---------------------------------------------------------------- pipelines

@@ -20,7 +20,7 @@ from lowc.ir import tiles
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import ONE, Index, constant
 from lowc.ir.nodes import Expr
-from lowc.ir.types import DType, accumulate_dtype, f32
+from lowc.ir.types import DType, accumulate_dtype, f32, i32
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op
 from lowc.lowering.values import Coords, Value, is_one, loop_order
@@ -38,6 +38,15 @@ def mm(b: Builder, out: TensorMeta, self: Value, mat2: Value) -> Value:
 
 
 bmm = mm
+
+
+def int_mm(b: Builder, out: TensorMeta, self: Value, mat2: Value) -> Value:
+    """A product of i8 with sums of i32, by tensor cores of a GPU alone."""
+    if not b.engine:
+        raise NotLowered("a matrix product of integers")
+    if why := b.library(self, mat2):
+        raise NotLowered(f"a library's ({why})")
+    return _nest(b, out, self, mat2, lambda value: cast(value, i32), lambda total, _: total)
 
 
 def mv(b: Builder, out: TensorMeta, self: Value, vec: Value) -> Value:
@@ -87,12 +96,17 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
         x, y = _in_lines(b, x, y.shape[-1]), _in_lines(b, y, x.shape[-2])
     total = accumulate_dtype(x.dtype)
     factor = tiles.tf32 if b.tf32 and x.dtype == f32 else lambda value: cast(value, total)
+    return _nest(b, out, x, y, factor, epilogue)
+
+
+def _nest(b: Builder, out: TensorMeta, x: Value, y: Value, factor: Callable[[Expr], Expr], epilogue: Epilogue) -> Value:
+    """``epilogue`` of the sums of products of what ``factor`` makes of elements."""
     batch = len(x.shape) - 2 if len(y.shape) > 2 else 0
     own = len(x.shape) - 1
     target = b.result(out)
     with b.kernel(), b.loops(out.shape, range(len(out.shape))) as coords:
         place = tuple(coords)
-        acc = b.acc("add", total)
+        acc = b.acc("add", i32 if x.dtype.kind == "i" else accumulate_dtype(x.dtype))
         with b.loop(x.shape[-1], "k") as k:
             left = b.load(x, (*place[:own], k))
             right = b.load(y, (*place[:batch], k, *place[own:]))

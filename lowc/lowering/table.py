@@ -410,6 +410,7 @@ MATMUL: dict[str, Callable[..., Any]] = {
     "aten.convolution.default": convolution.convolution,
     "aten.mm.default": matmul.mm,
     "aten.addmm.default": matmul.addmm,
+    "aten._int_mm.default": matmul.int_mm,
     "aten.bmm.default": matmul.bmm,
     "aten.baddbmm.default": matmul.baddbmm,
     "aten.mv.default": matmul.mv,

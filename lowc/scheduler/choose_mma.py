@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from lowc.ir import tiles
 from lowc.ir.index import constant
 from lowc.ir.nodes import Kernel, Load
-from lowc.ir.types import f32
 from lowc.scheduler.choose_tensor_cores import DEEP, MOST_SLICES, PARTS, SAVED, Size, contraction, size_of
 from lowc.scheduler.contraction import Contraction, contiguous
 from lowc.scheduler.slice_depth import slice_of
@@ -81,9 +80,9 @@ def choices(kernel: Kernel, target: Target) -> Iterator[TensorCores]:
 
 
 def possible(kernel: Kernel, target: Target) -> Contraction | None:
-    """The contraction that ``kernel`` is, if warps of ``target`` can do it: one of f32 with both factors along the depth."""
+    """The contraction that ``kernel`` is, if warps of ``target`` can do it: of f32 or i8 with both factors along the depth."""
     found = contraction(kernel, target, ABILITY)
-    if found is None or narrow(found.left).dtype != f32:
+    if found is None or narrow(found.left).dtype.bits == 16:
         return found
     plain = all(isinstance(narrow(f), Load) and contiguous(f, found.depth.axis) for f in (found.left, found.right))
     return found if plain else None
@@ -108,9 +107,9 @@ def cost(size: Size, way: Way, target: Target) -> float:
 
 def slices(found: Contraction, target: Target) -> int:
     """In how many slices of its depth a product is done, by a kernel for each tile of each and one that adds them up."""
-    if any(constant(f.axis.extent) is None for f in (*found.outer, found.depth)):
-        return 1
     size = size_of(found)
+    if size.width < 2 or any(constant(f.axis.extent) is None for f in (*found.outer, found.depth)):
+        return 1
     sums, span = size.batch * size.rows * size.columns, tiles.LINE // size.width
     whole = min(cost(size, way, target) for way in WAYS)
     best, most = (SAVED * whole, 1), min(MOST_SLICES, size.depth // (DEEP * span), PARTS // (4 * max(1, sums)))

@@ -15,6 +15,7 @@ from lowc.errors import ScheduleError
 from lowc.ir import tiles
 from lowc.ir.index import constant
 from lowc.ir.nodes import For, Kernel, Load, Stmt, Store
+from lowc.ir.types import i8
 from lowc.ir.walk import exprs, parts
 from lowc.scheduler.contraction import Contraction, contiguous, find, innermost
 from lowc.scheduler.nest import estimate, weight
@@ -128,7 +129,9 @@ def contraction(kernel: Kernel, target: Target, ability: str = ABILITY) -> Contr
     if found is None or found.rows is None:
         return None
     try:
-        return found if narrow(found.left).dtype == narrow(found.right).dtype else None
+        dtype = narrow(found.left).dtype
+        suited = dtype == narrow(found.right).dtype and (dtype != i8 or ability != ABILITY)
+        return found if suited else None
     except ScheduleError:
         return None
 

@@ -49,7 +49,7 @@ from lowc.ir.index import (
 )
 from lowc.ir.nodes import SERIAL, Alloc, Buffer, Expr, For, Kind, Load, Op, Stmt, Store
 from lowc.ir.pieces import is_async
-from lowc.ir.types import f32
+from lowc.ir.types import DType, f32, i8, i32
 from lowc.ir.walk import Substitution, both, free_atoms, with_mask, zero_outside
 from lowc.scheduler.contraction import Contraction, contiguous, find
 from lowc.scheduler.nest import nested, numel
@@ -94,12 +94,14 @@ def tensor_cores(loop: For, step: TensorCores, taken: set[str]) -> tuple[Stmt, .
 
 
 def narrow(factor: Expr) -> Expr:
-    """The value that tiles have of ``factor``: of 16 bits, of which it is the widening, or of f32, which is multiplied as TF32.
-    Raises ScheduleError if there is none."""
+    """The value that tiles have of ``factor``: of 16 bits or i8, of which it is the widening, or of f32, which is multiplied as
+    TF32.  Raises ScheduleError if there is none."""
     if isinstance(factor, Op) and factor.name == "cast" and factor.dtype == f32:
         value = factor.args[0]
         if value.dtype.kind == "f" and value.dtype.bits == 16:
             return value
+    if isinstance(factor, Op) and factor.name == "cast" and factor.dtype == i32 and factor.args[0].dtype == i8:
+        return factor.args[0]
     single = tiles.of_tf32(factor)
     if single is None:
         raise ScheduleError("a factor is no value of 16 bits")
@@ -108,7 +110,12 @@ def narrow(factor: Expr) -> Expr:
 
 def widened(value: Expr) -> Expr:
     """What is multiplied of ``value``, which tiles have: the other way round."""
-    return tiles.tf32(value) if value.dtype == f32 else Op("cast", (value,), f32)
+    return tiles.tf32(value) if value.dtype == f32 else Op("cast", (value,), total(value))
+
+
+def total(value: Expr) -> DType:
+    """The type of sums of products of ``value``."""
+    return i32 if value.dtype == i8 else f32
 
 
 class Tiler:
@@ -123,7 +130,7 @@ class Tiler:
         self.mine = self.wide // (2 * step.shares)  # sums of a thread for the rows that are multiplied at a time
         if self.high % self.at_a_time:
             raise ScheduleError(f"{self.high} rows for {step.groups} groups of threads, each {tiles.GROUP_ROWS} at a time")
-        self.span = tiles.span(narrow(found.left).dtype)
+        self.span, self.total = tiles.span(narrow(found.left).dtype), total(narrow(found.left))
         self.lets: list[Stmt] = []
         self.at: dict[Atom, Index] = {}
 
@@ -174,7 +181,7 @@ class Tiler:
     def tile(self) -> list[Stmt]:
         each = self.high * self.wide // self.threads
         shape, strides = (ix(self.threads), ix(each)), (ix(each), ix(1))
-        sums = Buffer(fresh("sums", self.taken), f32, shape, strides, "local")
+        sums = Buffer(fresh("sums", self.taken), self.total, shape, strides, "local")
         turns = (self.found.depth.axis.extent + (self.span - 1)) // self.span
         outer = self.axis(f"{self.found.depth.axis.name}_o", turns)
         left, left_fill = self.fill("left", self.found.left, self.rows, self.high, outer, self.step.copies[0])
@@ -186,7 +193,7 @@ class Tiler:
         column = tiles.column_of_many(t, r, self.mine, self.at_a_time)
         places = ((left, row), (right, column))
         factors = tuple([widened(Load(buffer, tiles.place(buffer, where, k))) for buffer, where in places])
-        add = Store(sums, (t, r), Op("product", factors, f32), None, "add")
+        add = Store(sums, (t, r), Op("product", factors, self.total), None, "add")
         instruction = For(number, (For(deep, (add,)),), Kind("instr", 0, self.step.key))
         multiply = For(thread, (instruction,), Kind("thread", self.threads))
         body = (Alloc(left), Alloc(right), left_fill, right_fill, multiply)
@@ -201,8 +208,8 @@ class Tiler:
         sliced = sliced and (constant(depth.extent) or 1) % self.span == 0
         i, k = self.axis(across.name, self.span), self.axis("k", self.span)
         if contiguous(factor, across) and not contiguous(factor, depth):
-            if value.dtype == f32:
-                raise ScheduleError("tiles of f32 lie along the depth")
+            if value.dtype.bits != 16:
+                raise ScheduleError(f"tiles of {value.dtype} lie along the depth")
             if size % tiles.SPAN:
                 raise ScheduleError(f"{size} columns are no whole rows of a tile")
             chunk = self.axis("c", size // tiles.SPAN)

@@ -14,7 +14,7 @@ from lowc.ir.printer import print_kernel
 from lowc.ir.verify_gpu import verify_kernel_threads
 from lowc.ir.walk import statements
 from lowc.scheduler import choose_mma
-from tests.scheduler.products import WARPS, by_warps, machine, product, result
+from tests.scheduler.products import TARGET, WARPS, by_warps, machine, product, result
 
 
 def keys(kernel: Kernel) -> list[str]:
@@ -67,6 +67,33 @@ def test_pieces_are_as_large_as_rows_allow(shape: tuple[int, int, int], form: st
     assert found is not None
     made = [pieces(f) if f.key == "async" else None for f in found.fills]
     assert tuple([p.size if p is not None else 0 for p in made]) == sizes
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i8"])
+@pytest.mark.parametrize("shape", [(136, 72, 80), (3, 8, 4), (65, 130, 36)], ids=str)
+def test_tf32_and_integers(shape: tuple[int, int, int], dtype: str) -> None:
+    """Along the depth; rows of a tile are 128 bytes."""
+    kernel = product(*shape, "nt", dtype=dtype)
+    done = by_warps(kernel)
+    verify_kernel_threads(done)
+    assert keys(done) == ["async", "async", "mma"]
+    found = tiles.pipeline(tiles.pipelines(done.body)[0])
+    assert found is not None
+    assert [str(t.shape[-1]) for t in found.tiles] == (["32", "32"] if dtype == "f32" else ["128", "128"])
+    assert found.product.sums.dtype.name == ("f32" if dtype == "f32" else "i32")
+    np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
+
+
+@pytest.mark.parametrize(("dtype", "form", "depth"), [("f32", "nn", 64), ("i8", "tt", 64), ("i8", "nt", 66)])
+def test_what_has_the_schedules_of_any_other_nest(dtype: str, form: str, depth: int) -> None:
+    """Elements of other sizes than 16 bits across the depth, or in rows that begin anywhere."""
+    kernel = product(64, 64, depth, form, dtype=dtype)
+    with pytest.raises(AssertionError, match="no schedule"):
+        by_warps(kernel)
+    for on in (WARPS[8, 0], TARGET):
+        (step,) = machine(kernel, on).steps
+        assert isinstance(step, Launch)
+        assert not keys(step.kernel)
 
 
 def test_masks_are_where_tiles_are_cut_off() -> None:

@@ -1,8 +1,9 @@
 """Copies of a tile into shared memory by the threads that multiply it, in pieces that are neighbours in memory.
 
 Neighbouring threads have neighbouring pieces of a line of 128 bytes, so that a warp reads whole lines whatever their size is.
-Pieces (``ir/pieces.py``) of 4 bytes and more are ``cp.async``: of one that is cut off, the instruction is told how many bytes come from memory, and
-sets the others to 0.  Where rows begin at odd elements of 16 bits, a thread loads two of them, and stores the word later.
+Pieces (``ir/pieces.py``) of 4 bytes and more are ``cp.async``: of one that is cut off, the instruction is told how many bytes
+come from memory, and sets the others to 0.  Where rows begin at odd elements of 16 bits, a thread loads two of them, and stores
+the word later.
 """
 
 from collections.abc import Callable, Iterator

@@ -58,9 +58,10 @@ class AsyncRing:
         shared = b.pure(f"ptrtoint ptr addrspace(3) {SHARED} to i32")
         fragments = Fragments(t, found, thread)
         self.share(thread)
+        type_ = fragments.type
         count = found.rows * found.columns // found.threads
         memory = t.memory[found.sums.name].pointers[0]
-        places = [b.pure(f"getelementptr float, ptr {memory}, i64 {n}") if n else memory for n in range(count)]
+        places = [b.pure(f"getelementptr {type_}, ptr {memory}, i64 {n}") if n else memory for n in range(count)]
         end, bits = operand(t, loop.axis.extent)
         least = t.range(loop.axis.extent)[0] or 0
 
@@ -106,11 +107,11 @@ class AsyncRing:
             self.call("cp.async.commit.group")
             return (next_(stage), next_(free), *out)
 
-        sums = [b.op(f"load float, ptr {p}") for p in places]
-        state = [("i32", "0"), ("i32", str((self.stages - 1) * self.size)), *(("float", s) for s in sums)]
+        sums = [b.op(f"load {type_}, ptr {p}") for p in places]
+        state = [("i32", "0"), ("i32", str((self.stages - 1) * self.size)), *((type_, s) for s in sums)]
         _, _, *out = b.loop("0", end, 1, state, turn, least >= 1, f"i{bits}")
         for place, value in zip(places, out, strict=True):
-            b.line(f"store float {value}, ptr {place}")
+            b.line(f"store {type_} {value}, ptr {place}")
 
     def share(self, thread: str) -> None:
         """Who copies what."""

@@ -50,8 +50,13 @@ def target(capability: tuple[int, int], sms: int, driver_cuda: int, l2: int) -> 
     ops = ABILITIES | ({"wgmma"} if capability == (9, 0) else frozenset[str]())
     ops |= {"mma"} if capability >= AMPERE else frozenset[str]()
     limits = LIMITS.get((major, minor))
-    most = max(SHARED, limits.shared - SYSTEM) if limits is not None else SHARED
+    most = max(SHARED, limits.shared - SYSTEM if limits is not None else 0)
     return Target("nvptx", cpu, f"+ptx{version}", 128, REGISTERS, SHARED, l2, l2, sms, ops, most)
+
+
+def least_shared(capability: tuple[int, int]) -> int:
+    """Bytes of shared memory that a block may have on any GPU of ``capability`` or a later one."""
+    return min(limits.shared for found, limits in LIMITS.items() if found >= capability) - SYSTEM
 
 
 def default() -> Target:

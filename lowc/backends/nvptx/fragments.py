@@ -8,13 +8,14 @@ eight different groups of banks.  A tile that lies along its rows is transposed 
 Lanes' addresses differ from one matrix of a tile to the next by a number that is added or by bits that are inverted, never by
 both at one place: where a warp begins, and where it goes on, are different bits of a row's number.
 
-Elements of f32 are read the same way, as if they were two of 16 bits, and rounded to TF32 in registers: what is left of the
-mantissa would be cut off.  Before capability 9.0 ties are rounded away from zero there, not to even.
+Elements of f32 and i8 are read the same way, as if they were others of 16 bits.  Those of f32 are rounded to TF32 in registers:
+what is left of the mantissa would be cut off.  Before capability 9.0 ties are rounded away from zero there, not to even.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lowc.backends.llvm.types import scalar
 from lowc.backends.nvptx.operations import TIES_TO_EVEN as EVEN
 from lowc.backends.nvptx.thread import Thread, plus
 from lowc.ir.nodes import Buffer
@@ -23,7 +24,7 @@ from lowc.ir.types import f32
 
 WARP = 32
 CHUNK = SPAN * LINE  # bytes from 64 rows to the next, of a tile that lies along them
-MULTIPLY = {"bf16": "m16n8k16.row.col.bf16", "f16": "m16n8k16.row.col.f32.f32", "f32": "m16n8k8.row.col.tf32"}
+MULTIPLY = {"bf16": "m16n8k16.row.col.bf16", "f16": "m16n8k16.row.col.f32.f32", "f32": "m16n8k8.row.col.tf32", "i8": "m16n8k32.row.col.s8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Fragments:
 
     def __init__(self, t: Thread, found: TileProduct, thread: str) -> None:
         self.t, self.found = t, found
+        self.type = scalar(found.sums.dtype)
         self.blocks = found.rows // found.high
         self.columns = found.columns // found.shares  # that a warp multiplies
         b = t.b
@@ -98,7 +100,7 @@ class Fragments:
     def step(
         self, left: str, right: str, sums: Sequence[str], beside: Sequence[Callable[[], Callable[[], None] | None]] = ()
     ) -> list[str]:
-        """The sums (floats, in order) and the products of the tiles at ``left`` and ``right`` (addresses in shared memory).
+        """The sums (in order) and the products of the tiles at ``left`` and ``right`` (addresses in shared memory).
 
         Matrices are read one step ahead of their multiplication.  ``beside``: what is done meanwhile, some of it in each step;
         what it gives is done at the end of its step."""
@@ -136,7 +138,8 @@ class Fragments:
         if kind == "f16":
             type_ = "<2 x half>"
             words = [b.pure(f"bitcast i32 {w} to {type_}") for w in words]
-        b.module.declare(name, "{float, float, float, float}", ", ".join([type_] * 6 + ["float"] * 4))
-        args = ", ".join([f"{type_} {w}" for w in words] + [f"float {s}" for s in sums])
-        found = b.op(f"call {{float, float, float, float}} @{name}({args})")
-        return [b.op(f"extractvalue {{float, float, float, float}} {found}, {n}") for n in range(4)]
+        four = f"{{{', '.join([self.type] * 4)}}}"
+        b.module.declare(name, four, ", ".join([type_] * 6 + [self.type] * 4))
+        args = ", ".join([f"{type_} {w}" for w in words] + [f"{self.type} {s}" for s in sums])
+        found = b.op(f"call {four} @{name}({args})")
+        return [b.op(f"extractvalue {four} {found}, {n}") for n in range(4)]

@@ -12,9 +12,13 @@ from typing import Any
 
 import numpy as np
 
-NARROW = {
-    "bf16": lambda raw: (raw.astype(np.uint32) << 16).view(np.float32),
-    "f32": lambda raw: raw.view(np.float16).astype(np.float32),
+from lowc.ir.ops import OPS
+
+NARROW: dict[str, Any] = {
+    "bf16": lambda words: (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32),
+    "f32": lambda words: words.view(np.float16).astype(np.float32),
+    "tf32": lambda words: words.view(np.float32),
+    "s8": lambda words: words.view(np.int8).astype(np.int32),
 }
 PATIENCE = 100.0  # seconds, on a machine that others use
 COPY = r"call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\."
@@ -22,11 +26,13 @@ DECLARED = """declare void @sim_matrices(i32, ptr, ptr)
 declare void @sim_copy(i32, ptr, ptr, i32)
 declare void @sim_group()
 declare void @sim_copied(i32)
+declare void @sim_mma_whole(i32, ptr, i32, i32, i32, i32, i32, i32, i32, i32, i32, i32)
+declare i32 @sim_tf32(float)
 declare i16 @sim_half(i32, ptr, i1)
 declare void @sim_mma(i32, ptr, i32, i32, i32, i32, i32, i32, float, float, float, float)
 """
 HALF = re.compile(r'call i16 asm sideeffect "[^"]*@\$2 ld\.global\.b16 \$0, \[\$1\+(-?\d+)\]; }", "=h,l,b"\(')
-OWN = re.compile(r"declare .*(ldmatrix|nvvm\.mma|cp\.async\.c|async\.wait\.group\()")
+OWN = re.compile(r"declare .*(ldmatrix|nvvm\.mma|f2tf32|cp\.async\.c|async\.wait\.group\()")
 WORDS = "{i32, i32, i32, i32}"
 FLOATS = "{float, float, float, float}"
 
@@ -113,17 +119,18 @@ class Fragments:
 
         def made(every: list[Any]) -> list[Any]:
             words = np.array([[w & 0xFFFFFFFF for w in one[:6]] for one in every], np.uint32)
-            values = NARROW[list(NARROW)[kind]](words.view(np.uint16).reshape(8, 4, 6, 2))
-            # [row, pair, register, two] → [row within 8, register, pair, two]
-            pieces = values.transpose(0, 2, 1, 3).reshape(8, 6, 8)
+            values = NARROW[list(NARROW)[kind]](words).reshape(8, 4, 6, -1)
+            # [row, lane of four, register, what is in it] → [row, register, place along the depth]
+            pieces = values.transpose(0, 2, 1, 3).reshape(8, 6, -1)
             left = np.block([[pieces[:, 0], pieces[:, 2]], [pieces[:, 1], pieces[:, 3]]])
             right = np.hstack([pieces[:, 4], pieces[:, 5]])
             products = left @ right.T  # [16, 8]
             assert not np.isnan(products).any(), "what has not come is multiplied"  # no test of these has NaN among its data
             mine = products.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4)
-            return list(mine + np.array([one[6:] for one in every], np.float32))
+            return list(mine + np.array([one[6:] for one in every], mine.dtype))
 
-        np.ctypeslib.as_array((ctypes.c_float * 4).from_address(out))[:] = self.together(given, made)
+        four = (ctypes.c_int32 if list(NARROW)[kind] == "s8" else ctypes.c_float) * 4
+        np.ctypeslib.as_array(four.from_address(out))[:] = self.together(given, made)
 
 
 def translated_fragments(text: str) -> str:
@@ -138,14 +145,15 @@ def translated_fragments(text: str) -> str:
     for line in text.splitlines():
         cast = re.match(r"  (%\S+) = bitcast i32 (\S+) to <2 x half>", line)
         read = re.match(r"  (%\S+) = call \{[^}]*\} @llvm\.nvvm\.ldmatrix\.[\w.]*\.x4(\.trans)?\.b16\.p3\((.*)\)", line)
-        product = re.match(r"  (%\S+) = call \{[^}]*\} @llvm\.nvvm\.mma\.m16n8k16\.row\.col\.([\w.]+)\((.*)\)", line)
+        product = re.match(r"  (%\S+) = call \{[^}]*\} @llvm\.nvvm\.mma\.m16n8k\d+\.row\.col\.([\w.]+)\((.*)\)", line)
         if cast and cast[1] in halves:
             lines.append(f"  {cast[1]} = add i32 {cast[2]}, 0")
         elif read:
             lines += [f"  call void @sim_matrices(i32 {int(bool(read[2]))}, ptr %sim.words, {read[3]})", *_taken(read[1], "i32")]
         elif product:
             kind, given = list(NARROW).index(product[2].split(".")[-1]), product[3].replace("<2 x half>", "i32")
-            lines += [f"  call void @sim_mma(i32 {kind}, ptr %sim.words, {given})", *_taken(product[1], "float")]
+            type_, name = ("i32", "sim_mma_whole") if product[2] == "s8" else ("float", "sim_mma")
+            lines += [f"  call void @{name}(i32 {kind}, ptr %sim.words, {given})", *_taken(product[1], type_)]
         elif not OWN.match(line):
             lines.append(line)
     text = HALF.sub(r"call i16 @sim_half(i32 \1, ", "\n".join(lines))
@@ -153,6 +161,7 @@ def translated_fragments(text: str) -> str:
     text = re.sub(COPY + r"(\d+)\((.*)\)", r"call void @sim_copy(i32 \1, \2, i32 \1)", text)
     text = text.replace("@llvm.nvvm.cp.async.commit.group(", "@sim_group(")
     text = text.replace("@llvm.nvvm.cp.async.wait.group(", "@sim_copied(")
+    text = re.sub(r"@llvm\.nvvm\.f2tf32\.rna?\(", "@sim_tf32(", text)
     return DECLARED + text.replace("entry:\n", "entry:\n  %sim.words = alloca [4 x i32], align 16\n", 1)
 
 
@@ -176,6 +185,8 @@ def functions(m: Any, made: Any) -> dict[str, Any]:
         "sim_group": made(None, [], m.commit_copies),
         "sim_copied": made(None, [word], m.wait_for_copies),
         "sim_half": made(ctypes.c_int16, [word, place, ctypes.c_bool], m.half, 0),
+        "sim_mma_whole": made(None, [word, place, *[word] * 10], m.multiply_fragments),
+        "sim_tf32": made(word, [number], lambda x: int(OPS["tf32"].numpy(np.float32(x)).view(np.int32)), 0),
         "sim_matrices": made(None, [word, place, place], m.read_matrices),
         "sim_mma": made(None, [word, place, *[word] * 6, *[number] * 4], m.multiply_fragments),
     }

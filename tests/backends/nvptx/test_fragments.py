@@ -50,6 +50,11 @@ def test_rows_that_begin_anywhere(shape: tuple[int, int, int], form: str) -> Non
     assert differs(product(*shape, form), **SMALL) == 0
 
 
+@pytest.mark.parametrize(("dtype", "depth"), [("f32", 76), ("i8", 300)])
+def test_tf32_and_integers(dtype: str, depth: int) -> None:
+    assert differs(product(40, 56, depth, "nt", dtype=dtype), **SMALL) == 0
+
+
 def test_batches_and_sizes_of_the_call() -> None:
     assert differs(product(24, 40, 40, "nn", batch=2, dtype="f16"), **SMALL) == 0
     assert differs(product("m", 40, 40, "nt", dtype="f16"), {"m": 65}, **SMALL) == 0
@@ -86,6 +91,16 @@ def test_ptxas_takes_it_for_every_capability(capability: tuple[int, int], tmp_pa
     ptx, _ = assembled(machine(product(4096, 4096, 4096, "nn", result=SILU), WARPS[capability]), capability, tmp_path)
     assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in ptx
     assert "wgmma" not in ptx and "mbarrier" not in ptx
+
+
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
+@pytest.mark.parametrize(("dtype", "instruction"), [("f32", "m16n8k8.row.col.f32.tf32"), ("i8", "m16n8k32.row.col.s32.s8")])
+def test_ptxas_takes_other_types(dtype: str, instruction: str, tmp_path: Path) -> None:
+    for capability in ((8, 0), (9, 0)):
+        ptx, _ = assembled(machine(product(4096, 4096, 4096, dtype=dtype), WARPS[capability]), capability, tmp_path)
+        assert f"mma.sync.aligned.{instruction}" in ptx
+        if dtype == "f32":
+            assert f"cvt.{'rn' if capability == (9, 0) else 'rna'}.tf32.f32" in ptx
 
 
 @pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")

@@ -13,7 +13,7 @@ from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
 from lowc.scheduler.slice_depth import slice_depth
 from lowc.target import Target
-from tests.scheduler.products import TARGET, product, scheduled
+from tests.scheduler.products import TARGET, product, scheduled, unset
 
 pytest.importorskip("llvmlite")
 from lowc.backends.nvptx import ring  # noqa: E402
@@ -43,7 +43,7 @@ def wrong(kernel: Kernel, done: Kernel, on: Target, sizes: dict[str, int], value
         memory.setdefault(param.name, made)
     outs = [p for p in kernel.params if p.name in ("out", "turned")]
     for out in outs:
-        memory[out.name][:] = to_storage(np.array([np.nan], np.float32), out.dtype)[0]
+        memory[out.name][:] = unset(out.dtype)
     given = {n: v.copy() for n, v in memory.items()}
     simulate(text, done, entries[done.name], memory, sizes)
     found = np.concatenate([from_storage(memory[out.name], out.dtype) for out in outs])
