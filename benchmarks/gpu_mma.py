@@ -48,6 +48,14 @@ def by_warps(way: str = "") -> Iterator[None]:
         choose_tensor_cores.choices, choose_mma.choices, choose_tensor_cores.slices = before, chosen, slices
 
 
+def whole(*shape: int) -> Tensor:
+    return torch.randint(-128, 128, shape, dtype=torch.int8, device="cuda")
+
+
+def int_mm(x: Tensor, w: Tensor) -> Tensor:
+    return torch._int_mm(x, w.t())
+
+
 def checks() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
     """Layouts, odd sizes and rows that begin anywhere, bases that are not aligned, epilogues, batches."""
     found: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {}
@@ -67,6 +75,8 @@ def checks() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         found[f"tf32 {m}x{n}x{k}"] = mm, (laid((m, k), "n", torch.float32), laid((k, n), "t", torch.float32))
     for form, (m, n, k) in (("nt", (256, 256, 16384)), ("tn", (200, 136, 5000)), ("nn", (130, 70, 4104)), ("tt", (64, 72, 9001))):
         found[f"slices {m}x{n}x{k} {form}"] = mm, (laid((m, k), form[0], BF16), laid((k, n), form[1], BF16))
+    for m, n, k in ((128, 128, 64), (333, 72, 208), (1000, 1000, 1008)):
+        found[f"i8 {m}x{n}x{k}"] = int_mm, (whole(m, k), whole(n, k))
     found["relu of a factor"] = lambda x, w: torch.relu(x) @ w.t(), (x, w)
     return found
 
@@ -76,7 +86,7 @@ def check(ways: list[str]) -> int:
     failed = total = 0
     torch.set_float32_matmul_precision("high")
     for name, (function, args) in checks().items():
-        exact = function(*(a.double() for a in args))
+        exact = args[0].double() @ args[1].double().t() if function is int_mm else function(*(a.double() for a in args))
         eager = error(function(*args), exact)
         for way in ways:
             torch._dynamo.reset()
@@ -93,7 +103,7 @@ def check(ways: list[str]) -> int:
                 if "CUDA" in str(problem):
                     return failed
                 continue
-            eps = 2.0**-12 if args[0].dtype == torch.float32 else torch.finfo(args[0].dtype).eps
+            eps = {torch.float32: 2.0**-12, torch.int8: 0.0, BF16: 2.0**-7}.get(args[0].dtype, 2.0**-10)
             if not ours <= max(1.5 * eager, 2 * eps):
                 print(f"FAIL {name} {way}: error {ours:.2e}, the library's {eager:.2e}", flush=True)
                 failed += 1
@@ -123,6 +133,7 @@ def products() -> dict[str, Product]:
     add("8192x4096x1024 bias gelu", lambda x, w, b: F.gelu(F.linear(x, w, b)), x, w, b, followed=True)
     x, w = random(4096, 4096, dtype=torch.float32), random(4096, 4096, dtype=torch.float32)
     found["tf32 4096x4096x4096"] = Product(lambda x, w: x @ w.t(), ((x, w),), 2.0 * 4096**3, precision="high")
+    found["i8 4096x4096x4096"] = Product(int_mm, ((whole(4096, 4096), whole(4096, 4096)),), 2.0 * 4096**3)
     x, w, b = random(1000, 1001, dtype=BF16), random(1003, 1001, dtype=BF16), random(1003, dtype=BF16)
     add("1000x1003x1001 bias gelu", lambda x, w, b: F.gelu(F.linear(x, w, b)), x, w, b, followed=True)
     add("bmm 64x512x512x128 nn", torch.bmm, random(64, 512, 128, dtype=BF16), random(64, 128, 512, dtype=BF16))

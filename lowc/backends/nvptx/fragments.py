@@ -24,7 +24,12 @@ from lowc.ir.types import f32
 
 WARP = 32
 CHUNK = SPAN * LINE  # bytes from 64 rows to the next, of a tile that lies along them
-MULTIPLY = {"bf16": "m16n8k16.row.col.bf16", "f16": "m16n8k16.row.col.f32.f32", "f32": "m16n8k8.row.col.tf32", "i8": "m16n8k32.row.col.s8"}
+MULTIPLY = {
+    "bf16": "m16n8k16.row.col.bf16",
+    "f16": "m16n8k16.row.col.f32.f32",
+    "f32": "m16n8k8.row.col.tf32",
+    "i8": "m16n8k32.row.col.s8",
+}
 
 
 @dataclass(frozen=True, slots=True)
