@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from lowc.ir import tiles
 from lowc.ir.index import Index, constant, lower_bound
-from lowc.ir.types import DType, f32
+from lowc.ir.types import DType, f32, i8
 from lowc.options import Options
+from lowc.scheduler import choose_mma
 from lowc.scheduler.choose_tensor_cores import ABILITY, START, WAYS, Size, best
 from lowc.target import Target
 
@@ -29,6 +30,7 @@ WORK = 15  # cheap instructions that pointwise ops take for an element
 LEAST = 256  # rows, columns, depth below which the model of the library is wrong
 GAIN = 1.02  # what the library must take of lowc's own time, at least
 
+INTEGERS = "lowc's own of i8 are for option matmul='own', of factors that lie along the depth, from compute capability 8.0 on"
 Range = tuple[int, int]
 ANY = 1 << 40
 
@@ -76,14 +78,16 @@ def library(target: Target, options: Options) -> Whose:
             return "option matmul='library'"
         if options.numerics == "strict" and options.matmul != "own":
             return "option numerics='strict'"
-        if ABILITY not in target.ops:
-            return f"lowc's own are for compute capability 9.0, not {target.cpu}"
-        if dtype.bits != 16 and dtype != f32:
+        if ABILITY not in target.ops and not (choose_mma.ABILITY in target.ops and options.matmul == "own"):
+            return f"lowc's own are for compute capability 9.0, from 8.0 on with option matmul='own', not {target.cpu}"
+        if dtype == i8 and not (along and options.matmul == "own" and choose_mma.ABILITY in target.ops):
+            return INTEGERS
+        if dtype.bits != 16 and dtype not in (f32, i8):
             return f"lowc's own are of f16, bf16 and f32, not {dtype}"
         if dtype == f32 and options.matmul != "own":
             return "lowc's own of f32 are for option matmul='own'"
         vector = len(x) < 2 or len(y) < 2 or constant(x[-2]) == 1 or constant(y[-1]) == 1
-        if any(constant(n) == 0 for n in (*x, *y)) or (vector and dtype == f32):
+        if any(constant(n) == 0 for n in (*x, *y)) or (vector and dtype.bits != 16):
             return "no product of two matrices"
         if (lower_bound(x[-1]) or 0) < 1:
             return "its depth may be 0"

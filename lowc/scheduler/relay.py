@@ -180,7 +180,7 @@ class _Relay(RelayTiles):
         place = tiles.place if len(k.shape) == 2 else tiles.deep_place
         row = tiles.row_of_many(ix(t), ix(r), self.each, self.high)
         left = Load(self.q, place(self.q, row, ix(d)))
-        right = Load(k, place(k, tiles.column_of_many(ix(t), ix(r), self.each), ix(d)))
+        right = Load(k, place(k, tiles.column_of_many(ix(t), ix(r), self.each, self.high), ix(d)))
         return self.instruction(t, r, d, sums, left, right)
 
     def mix(self, v: Buffer) -> For:

@@ -7,6 +7,7 @@ is left to the call (``versions``).
 """
 
 from dataclasses import replace
+from itertools import chain
 
 from lowc.errors import ScheduleError
 from lowc.ir.nodes import Kernel, Launch, Module, Step
@@ -19,6 +20,7 @@ from lowc.scheduler import (
     choose_contraction,
     choose_convolution,
     choose_gradient,
+    choose_mma,
     choose_online,
     choose_simt,
     choose_tensor_cores,
@@ -128,7 +130,8 @@ def _contraction(kernel: Kernel, target: Target, threads: bool, fixed: frozenset
 
 def _tensor_cores(kernel: Kernel, target: Target) -> tuple[Kernel, ...]:
     """``kernel`` by the first way of doing it on tensor cores that is legal; nothing if there is none."""
-    for step in (*choose_tensor_cores.choices(kernel, target), *choose_attention.ways(kernel, target)):
+    ways = choose_tensor_cores.choices(kernel, target), choose_mma.choices(kernel, target), choose_attention.ways(kernel, target)
+    for step in chain(*ways):
         try:
             return (contract.apply(kernel, step),)
         except ScheduleError:
