@@ -12,7 +12,7 @@ from lowc.ir.nodes import For, Kernel
 from lowc.ir.types import DType
 from lowc.options import Options
 from lowc.scheduler import attention_gradient, choose_gradient, choose_online
-from lowc.scheduler.attention import find, seen
+from lowc.scheduler.attention import find, sees
 from lowc.scheduler.choose_tensor_cores import ABILITY, SHARED
 from lowc.scheduler.nest import estimate, numel
 from lowc.scheduler.relay import WIDEST, Relayed
@@ -60,10 +60,11 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     if found is None or found.rows is None:
         return ()
     deep, wide = constant(found.depth.extent) or WIDEST, constant(found.columns.extent) or WIDEST
-    late_first = seen(found)[0] is not None and estimate(found.keys.extent) <= LONG
+    limit, begin, _ = sees(found)
+    late_first = limit is not None and estimate(found.keys.extent) <= LONG
     axis = found.outer[0].axis.name
     # blocks that take tiles in turns begin the next one while results leave, but under a mask some have more to do than others
-    blocks = 0 if seen(found)[0] is not None else target.cores
+    blocks = target.cores if limit is None and begin is None else 0
     fitting = [
         Relayed(axis, groups, keys, stages, late_first, strips, blocks)
         for least in (1, 0)
@@ -129,8 +130,8 @@ def library(target: Target, options: Options) -> Whose:
             return "option attention='library'"
         if options.numerics == "strict" and options.attention != "own":
             return "option numerics='strict'"
-        if other == "flex":  # which torch has by whole matrices of scores
-            return "" if target.kind != "nvptx" else "attention by a function on a GPU"
+        if other == "flex" and target.kind != "nvptx":  # which torch has by whole matrices of scores
+            return ""
         if wanted == "sums of gradients" and (why_not := _not_across(q, k, v, biased, target)):
             return why_not
         if target.kind != "nvptx":
@@ -151,7 +152,7 @@ def library(target: Target, options: Options) -> Whose:
             return "one query, or one key"
         if wanted == "gradients" and (q[1] != k[1] or (constant(q[-1]) or 0) + (constant(v[-1]) or 0) > WIDEST):
             return f"heads that share keys, or of {q[-1]} and {v[-1]}; lowc's own gradients have {WIDEST} columns together"
-        if options.attention == "own":
+        if options.attention == "own" or other == "flex":
             return ""
         measured = FASTER.get(("flash" if other == "cpu" else other, wanted))  # "cpu": captured there, for this target
         if biased or measured is None or not _faster(q, k, v, measured.get((constant(q[-1]) or 0, causal)), target.cores):
