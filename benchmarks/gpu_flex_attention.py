@@ -184,7 +184,8 @@ def main() -> None:
     text = table(["flex_attention", "own us", "Inductor us", "formula us", "Inductor / own", "formula / own"], lines)
     print(text)
     if given.name:
-        (RESULTS / f"{given.name}.md").write_text(f"# flex_attention on {torch.cuda.get_device_name()}, {given.dtype}\n\n{text}\n")
+        title = f"# flex_attention on {torch.cuda.get_device_name()}, {given.dtype}"
+        (RESULTS / f"{given.name}.md").write_text(f"{title}\n\n{text}\n")
 
 
 if __name__ == "__main__":
