@@ -8,8 +8,9 @@ With option ``attention="auto"`` it is lowc's own where that was measured to be 
 from collections.abc import Callable, Sequence
 
 from lowc.ir.index import Index, constant
-from lowc.ir.nodes import For, Kernel
+from lowc.ir.nodes import For, Kernel, Load
 from lowc.ir.types import DType
+from lowc.ir.walk import free_atoms, parts
 from lowc.options import Options
 from lowc.scheduler import attention_gradient, choose_gradient, choose_online
 from lowc.scheduler.attention import find, sees
@@ -60,16 +61,18 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     if found is None or found.rows is None:
         return ()
     deep, wide = constant(found.depth.extent) or WIDEST, constant(found.columns.extent) or WIDEST
-    limit, begin, _ = sees(found)
+    limit, begin, score = sees(found)
     late_first = limit is not None and estimate(found.keys.extent) <= LONG
     axis = found.outer[0].axis.name
     # blocks that take tiles in turns begin the next one while results leave, but under a mask some have more to do than others
     blocks = target.cores if limit is None and begin is None else 0
+    read = any(isinstance(p, Load) and found.keys in free_atoms(p) for p in parts(score))  # what is loaded takes registers
+    read = read or bool(found.lets)
     fitting = [
         Relayed(axis, groups, keys, stages, late_first, strips, blocks)
         for least in (1, 0)
         for groups, keys, stages in WAYS
-        if groups < 3 or max(deep, wide) <= THIN
+        if groups < 3 or (max(deep, wide) <= THIN and not read)
         for strips in ((2, 1) if least else (0,))
         if shared(deep, wide, groups, keys, stages, strips) <= SHARED
     ]

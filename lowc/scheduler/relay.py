@@ -56,8 +56,9 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.types import bool_, f32, i32, i64
-from lowc.ir.walk import Substitution, both, parts, rewrite, with_mask
+from lowc.ir.walk import Substitution, rewrite
 from lowc.scheduler.attention import Attention, find, sees
+from lowc.scheduler.relay_scores import Place, Scores
 from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, RelayTiles
 from lowc.scheduler.rename import fresh, renewed
 from lowc.scheduler.tensor_cores import narrow
@@ -243,7 +244,12 @@ class _Relay(RelayTiles):
         outside: list[Stmt] = []
         inside: list[Stmt] = []
         product = Load(scores, at)
-        score: Expr = self.scored(product, row, start + tiles.column(ix(t), piece * 4 + v), masked, inside)
+        score: Expr = product
+        if not isinstance(self.score, Var):
+            first = start + mod(ix(t), ix(4)) * 2
+            ends = masked and (constant(self.found.keys.extent) or 1) % self.step.keys != 0
+            place = Place(self.at, self.rows, self.found.keys, row, first, piece * PIECE + v, ends)
+            score = Scores(self.found.product, self.found.lets, place, self.taken, outside).of(self.score, product, inside)
         if masked:
             limit = self.found.keys.extent
             if self.limit is not None:
@@ -267,23 +273,6 @@ class _Relay(RelayTiles):
         """Axes over threads, and over what each has of a row: groups of chains, chains, neighbours."""
         several = self.axis("g", self.step.keys // PIECE // CHAINS)
         return self.axis("t", self.threads), several, self.axis("c", CHAINS), self.axis("v", 2)
-
-    def scored(self, product: Load, row: Index, key: Index, masked: bool, before: list[Stmt]) -> Expr:
-        """The score of ``product``, which may need some statements ``before``."""
-        if isinstance(self.score, Var):
-            return product
-        there = Substitution({**self.at, self.rows: row, self.found.keys: key})
-        inside = less(row, self.rows.extent)
-        if masked:
-            inside = both(inside, less(key, self.found.keys.extent))
-
-        def within(value: Expr) -> Expr:  # masks and biases end with the last row and key
-            return with_mask(value, inside, {}) if any(isinstance(p, Load) for p in parts(value)) else value
-
-        for stmt in renewed(there, self.found.lets, self.taken):
-            assert isinstance(stmt, Let)
-            before.append(Let(stmt.var, within(stmt.value)))
-        return Substitution({}, {self.found.product.name: product}).expr(within(there.expr(self.score)))
 
     def weights(self, scores: Buffer, all_: Buffer, shrink: Buffer, half: int) -> For:
         t, g, c, v = self.pieces()
