@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_mma [--check] [--only 4096] [--rounds 3] [--ways 128x128/4/2/3,…] [--name h200_mma]
 
-Each product is timed as the library does it, as lowc does it by ``wgmma`` (capability 9.0), by ``mma.sync`` as chosen, and by
+Each product is timed as the library does it, as lowc does it (on capability 9.0 mostly by ``wgmma``), by ``mma.sync``, and by
 each way of ``--ways`` (rows x columns / warps / shares of the columns / stages).  Checks compare with float64 in matrix norms,
 beside the library's error.  How times are taken: ``benchmarks/gpu_matmul.py``.
 """
@@ -38,7 +38,7 @@ def by_warps(way: str = "") -> Iterator[None]:
         for step in chosen(kernel, target):
             yield replace(step, tile=(high, wide), groups=int(warps) // 4, shares=int(shares), stages=int(stages))
 
-    choose_tensor_cores.choices = lambda kernel, target: ()
+    choose_tensor_cores.choices = lambda *_: ()
     choose_tensor_cores.slices = (lambda found, target: 1) if way else choose_mma.slices
     if way:
         choose_mma.choices = only
@@ -144,7 +144,7 @@ def products() -> dict[str, Product]:
 def measure(product: Product, ways: list[str], rounds: int) -> dict[str, float]:
     """Milliseconds by side."""
     graphs: dict[str, Graph] = {"library": prepared(product, "library" if product.followed else "")}
-    graphs["wgmma"] = prepared(product, "own")
+    graphs["own"] = prepared(product, "own")
     for way in ways:
         try:
             with by_warps(way):
@@ -180,9 +180,9 @@ def main() -> None:
         found = measure(product, ["", *(ways if all_ways else ())], given.rounds)
         rates = {side: product.flops / time_ / 1e9 for side, time_ in found.items()}
         print(f"{name}: " + ", ".join(f"{side} {found[side] * 1e3:.1f}us {rates[side]:.0f}" for side in found), flush=True)
-        shown = [f"{rates[s]:.0f}" if s in rates else "" for s in ("library", "wgmma", "mma", *ways)]
+        shown = [f"{rates[s]:.0f}" if s in rates else "" for s in ("library", "own", "mma", *ways)]
         lines.append([name, *shown, f"{found['library'] / found['mma']:.2f}" if "mma" in found else ""])
-    text = table(["product (bf16, TFLOP/s)", "library", "wgmma", "mma", *ways, "mma / library"], lines)
+    text = table(["product (bf16, TFLOP/s)", "library", "own", "mma", *ways, "mma / library"], lines)
     print(text)
     print(f"took {time.perf_counter() - began:.0f} s")
     if given.name:

@@ -17,7 +17,7 @@ from lowc.lowering import choose_product, collectives, windows
 from lowc.lowering.asked import UNDECIDED, Asked, Attends, Convolves, Decided, Whose
 from lowc.lowering.attention import lines_of
 from lowc.lowering.builder import Builder
-from lowc.lowering.matmul import along_depth, copied_along
+from lowc.lowering.matmul import along_depth, copied_along, pieces
 from lowc.lowering.table import ACTIVATION, COPYING, POINTWISE, SIZES, TABLE
 from lowc.lowering.values import Coords, Value, contiguous_strides, whole
 from lowc.options import Options
@@ -76,7 +76,7 @@ def lower(
             in_lines = copied_along(x) is not None and copied_along(y) is not None
             if library is None:
                 return "on a GPU"
-            return library(x.dtype, x.shape, y.shape, builder.followed, in_lines, along_depth(x, y))
+            return library(x.dtype, x.shape, y.shape, builder.followed, in_lines, along_depth(x, y), pieces(x, y))
         made = all(y.buffer is not entry for entry in inputs)
         return "" if choose_product.own(x, y, options, target, made) else "lowc's own with option matmul='own'"
 

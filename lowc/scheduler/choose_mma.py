@@ -22,23 +22,26 @@ from lowc.target import Target
 ABILITY = "mma"
 LEAST_STAGES, STAGES = 2, 4
 RASTER = 8  # rows of tiles that are done together
-START = 2500  # cycles until the first tiles are there, and after the last product
+CYCLES = 1755  # of a microsecond
 ADDING = 4000  # that a kernel that adds up slices takes …
 MEMORY = 2400  # … and bytes that memory moves in a cycle
 SUM = 8  # bytes of a sum of a slice, written and read
+SLOWER = {16: 1.0, 8: 2.0, 4: 2.85, 2: 4.3}
+"""How many times as long a span takes where pieces have so many bytes."""
 FILLS = ((tiles.ASYNC, tiles.ASYNC), (tiles.COPY, tiles.ASYNC), (tiles.ASYNC, tiles.COPY), (tiles.COPY, tiles.COPY))
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
     """A tile of rows x columns by ``groups`` of 128 threads, ``shares`` of the columns among them.  ``blocks``: at a time on a
-    multiprocessor, if there is memory.  Cycles for 64 elements of the depth (32 of f32): ``alone`` of a block by itself, ``span``
-    of each of several."""
+    multiprocessor, if there is memory.  Cycles: ``start`` until the first tiles are there, and after the last product; for 64
+    elements of the depth (32 of f32) ``alone`` of a block by itself, ``span`` of each of several."""
 
     tile: tuple[int, int]
     groups: int
     shares: int
     blocks: int
+    start: int
     alone: int
     span: int
 
@@ -58,10 +61,11 @@ class Way:
 
 
 WAYS = (
-    Way((128, 128), 1, 1, 2, 1400, 1110),
-    Way((128, 128), 2, 2, 2, 1450, 1180),
-    Way((128, 64), 1, 2, 3, 990, 680),
-    Way((64, 64), 1, 2, 4, 600, 390),
+    Way((128, 128), 1, 1, 2, 5800, 1235, 1080),
+    Way((128, 128), 2, 2, 2, 5800, 1350, 1165),
+    Way((128, 64), 1, 1, 3, 5100, 740, 640),
+    Way((64, 64), 1, 2, 4, 3500, 440, 390),
+    Way((64, 32), 1, 1, 6, 3400, 330, 290),
 )
 
 
@@ -72,7 +76,7 @@ def choices(kernel: Kernel, target: Target) -> Iterator[TensorCores]:
         return
     size, axis = size_of(found), found.outer[0].axis.name
     for copies in FILLS:
-        for way in sorted(WAYS, key=lambda w: cost(size, w, target)):
+        for way in sorted(WAYS, key=lambda w: cost(size, w, target.cores)):
             stages = stages_of(way, target)
             if stages < LEAST_STAGES or (tiles.COPY in copies and not way.copies):
                 continue
@@ -88,6 +92,17 @@ def possible(kernel: Kernel, target: Target) -> Contraction | None:
     return found if plain else None
 
 
+def as_they_lie(kernel: Kernel, target: Target) -> bool:
+    """Whether both factors of the contraction that ``kernel`` is are memory, contiguous along rows or columns or the depth."""
+    found = possible(kernel, target)
+    if found is None or found.rows is None:
+        return False
+    sides = ((found.left, found.rows), (found.right, found.columns))
+    return all(
+        isinstance(narrow(f), Load) and any(contiguous(f, axis) for axis in (found.depth.axis, loop.axis)) for f, loop in sides
+    )
+
+
 def stages_of(way: Way, target: Target) -> int:
     """Of the ring, of as many blocks as ``way`` wants at a time; of one if there is no memory for several."""
     each = sum(way.tile) * tiles.LINE
@@ -95,14 +110,19 @@ def stages_of(way: Way, target: Target) -> int:
     return min(STAGES, several if several > LEAST_STAGES else target.shared // each)
 
 
-def cost(size: Size, way: Way, target: Target) -> float:
-    """About how many cycles products take that way."""
+def cost(size: Size, way: Way, processors: int, least: int = 16) -> float:
+    """About how many cycles products take that way; ``least``: bytes of the smallest pieces in which factors are copied."""
     high, wide = way.tile
     blocks = size.batch * -(-size.rows // high) * -(-size.columns // wide)
-    each = -(-blocks // target.cores)
+    each = -(-blocks // processors)
     rounds, rest = divmod(each, way.blocks)
     span = rounds * max(way.alone, way.blocks * way.span) + (max(way.alone, rest * way.span) if rest else 0)
-    return START + -(-size.depth * size.width // tiles.LINE) * span
+    return way.start + -(-size.depth * size.width // tiles.LINE) * span * SLOWER[least]
+
+
+def time(size: Size, processors: int, least: int) -> float:
+    """About how many microseconds products take at best, in one piece."""
+    return min(cost(size, way, processors, least) for way in WAYS if way.tile[1] >= tiles.SPAN) / CYCLES
 
 
 def slices(found: Contraction, target: Target) -> int:
@@ -111,12 +131,13 @@ def slices(found: Contraction, target: Target) -> int:
     if size.width < 2 or any(constant(f.axis.extent) is None for f in (*found.outer, found.depth)):
         return 1
     sums, span = size.batch * size.rows * size.columns, tiles.LINE // size.width
-    whole = min(cost(size, way, target) for way in WAYS)
+    ways = [way for way in WAYS if way.tile[1] >= tiles.SPAN or not size.turned]
+    whole = min(cost(size, way, target.cores) for way in ways)
     best, most = (SAVED * whole, 1), min(MOST_SLICES, size.depth // (DEEP * span), PARTS // (4 * max(1, sums)))
     for count in range(2, most + 1):
         deep = slice_of(size.depth, count, span)
         if (count - 1) * deep < size.depth:
             part = replace(size, batch=size.batch * count, depth=deep)
-            time = min(cost(part, way, target) for way in WAYS) + ADDING + sums * SUM * count / MEMORY
+            time = min(cost(part, way, target.cores) for way in ways) + ADDING + sums * SUM * count / MEMORY
             best = min(best, (time, count))
     return best[1]

@@ -119,6 +119,21 @@ def test_a_factor_that_is_computed_is_copied_by_threads() -> None:
     np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
 
 
+def test_where_the_engine_does_not_take_the_factors() -> None:
+    """On 9.0 warps multiply what lies in rows that begin anywhere; values that are computed are copied for ``wgmma``."""
+
+    def of(kernel: Kernel) -> list[str]:
+        (step,) = machine(kernel, TARGET).steps
+        assert isinstance(step, Launch)
+        return keys(step.kernel)[:3]
+
+    assert of(product(256, 256, 264)) == ["tma", "tma", "wgmma"]
+    assert of(product(256, 256, 258)) == ["async", "async", "mma"]
+    assert of(product(256, 255, 256, "nn")) == ["async", "copy", "mma"]
+    text = print_kernel(product(256, 256, 264)).replace("f32(x[", "f32(bf16(2.0 * f32(x[").replace("]), f32(y", "]))), f32(y")
+    assert of(parse_kernel(text)) == ["copy", "tma", "wgmma"]
+
+
 def test_every_gpu_from_8_0_on_has_it() -> None:
     for on in WARPS.values():
         (step,) = machine(product(512, 512, 512), on).steps
@@ -131,8 +146,8 @@ def test_every_gpu_from_8_0_on_has_it() -> None:
 
 
 def test_tiles_fill_the_multiprocessors() -> None:
-    sizes = {n: next(iter(choose_mma.choices(product(n, n, 1024), WARPS[8, 0]))).tile for n in (256, 4096)}
-    assert sizes == {256: (64, 64), 4096: (128, 128)}
+    sizes = {n: next(iter(choose_mma.choices(product(n, n, 1024), WARPS[8, 0]))).tile for n in (256, 1024, 4096)}
+    assert sizes == {256: (64, 32), 1024: (64, 64), 4096: (128, 128)}
 
 
 def test_what_the_verifier_refuses() -> None:
