@@ -31,6 +31,7 @@ from lowc.scheduler.tiles import DEPTH, STACK, flight, lengths, slices, tiles
 from lowc.target import Target
 
 LEAST = 1 << 20  # multiply-adds below which blocks copy what they need
+LEAST_KEPT = 1 << 16  # and where panels of the columns are kept from call to call
 LARGEST = 16 << 20  # bytes that a copy may take
 COPY, TURN = 1.2, 1.6  # cycles for an element that is copied as it lies, or transposed, read from memory and written to it
 FETCH = 0.3  # and for an element of a panel that a block reads, asked for ahead, from where all cores see it
@@ -73,7 +74,8 @@ def choose(
     """Schedules with their costs, best first; none if a copy would be too large, or not worth a loop of its own.
 
     ``turned``: whether roles of rows and columns are to be turned; None: either."""
-    if found.rows is None or iterations((*found.outer, found.depth)) < LEAST:
+    least = LEAST_KEPT if is_fixed(found, found.right) else LEAST
+    if found.rows is None or iterations((*found.outer, found.depth)) < least:
         return []
     possible: list[tuple[float, Form, Sizes]] = []
     for form in [f for f in _forms(found, batch, lanes) if turned in (None, f.turned)]:

@@ -35,7 +35,7 @@ from lowc.scheduler.nest import output_buffers
 from lowc.target import Target
 
 ROOM = 1.3  # bytes that may be written for each byte that is read
-SMALL = 1 << 16  # bytes that may be written in any case
+SMALL = 1 << 12  # bytes that may be written in any case
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
