@@ -412,7 +412,6 @@ MATMUL: dict[str, Callable[..., Any]] = {
     "aten._int_mm.default": matmul.int_mm,
     "aten._weight_int8pack_mm.default": matmul.weight_int8pack_mm,
     "aten.addmm.default": matmul.addmm,
-    "aten._int_mm.default": matmul.int_mm,
     "aten.bmm.default": matmul.bmm,
     "aten.baddbmm.default": matmul.baddbmm,
     "aten.mv.default": matmul.mv,
