@@ -107,7 +107,7 @@ def test_ptxas_takes_other_types(dtype: str, instruction: str, tmp_path: Path) -
 @pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
 @pytest.mark.parametrize("way", choose_mma.WAYS, ids=lambda w: w.name)
 def test_ptxas_takes_every_way(way: choose_mma.Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many blocks at a time as the way says have registers for whole tiles; what is cut off needs more, and is not to spill."""
+    """As many blocks as the way says have registers for whole tiles; what is cut off needs more, and is not to spill."""
     monkeypatch.setattr(choose_mma, "WAYS", (way,))
     forms = ("nn", "tt") if way.tile[1] >= 64 else ("nt", "nt")
     odd = product(1000, 1001, 999, forms[0]) if way.copies else product(1000, 1004, 996, forms[0])
