@@ -25,7 +25,7 @@ from lowc.target import Target
 
 ROWS_AT_ONCE = frozenset({"aten._softmax.default", "aten._log_softmax.default"})
 ELEMENTWISE = (POINTWISE.keys() | ACTIVATION.keys()) - ROWS_AT_ONCE
-RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+PASSED_ON = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._to_copy.default")
 Env = dict[str, tuple[Any, ...]]
 Told = ParamSpec("Told")
 
@@ -135,7 +135,7 @@ def lower(
 
 
 def _followed(graph: Graph) -> set[str]:
-    """The nodes of which nothing but a pointwise op makes use, perhaps through a view of another shape."""
+    """The nodes of which nothing but a pointwise op makes use, perhaps through a view of another shape, or converted."""
     users: dict[str, list[Node]] = {}
     for node in graph.nodes:
         for name in {r.name for r in refs_of(node)}:
@@ -146,7 +146,7 @@ def _followed(graph: Graph) -> set[str]:
         using = users.get(node.name, [])
         if len(using) == 1 and node.name not in returned:
             (user,) = using
-            if user.target in ELEMENTWISE or (user.target in RESHAPES and user.name in found):
+            if user.target in ELEMENTWISE or (user.target in PASSED_ON and user.name in found):
                 found.add(node.name)
     return found
 
