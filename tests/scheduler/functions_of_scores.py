@@ -18,8 +18,8 @@ Array = Any
 
 @dataclass(frozen=True)
 class Made:
-    """``score``: text of what is made of ``s`` at h, i, j; ``mask``: conditions, one inside the other; ``wide``: the same in numpy,
-    the latter as the conjunction."""
+    """``score``: text of what is made of ``s`` at h, i, j; ``mask``: conditions, one inside the other.  ``wide``, ``seen``: both
+    in numpy, the latter as the conjunction."""
 
     score: str
     mask: tuple[str, ...]

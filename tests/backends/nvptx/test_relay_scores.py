@@ -11,7 +11,7 @@ from lowc.ir.nodes import Launch
 from lowc.options import Options
 from tests.backends.nvptx.test_tensor_cores import assembled, clean
 from tests.scheduler.attentions import TARGET, by_tiles, machine, ways
-from tests.scheduler.functions_of_scores import FORMS, error, kernel_of, memory
+from tests.scheduler.functions_of_scores import error, kernel_of, memory
 
 pytest.importorskip("llvmlite")
 from lowc.backends import nvptx  # noqa: E402
