@@ -80,17 +80,17 @@ class Lookup:
     def candidates(self) -> Iterator[tuple[Any, bytes, bool]]:
         """What was kept for the key: of torch's, its pickle, and whether it was found here.  torch asks its guards."""
         for content in self._place.get(self._text, self._devices):
-            with _disable_current_modes():
-                entry: Any = pickle.loads(content)
-            if self._bound(entry):
+            if entry := self._opened(content):
                 yield entry, content, True
 
-    def _bound(self, entry: Any) -> bool:
-        """Makes the names in ``entry`` what they stand for; whether that is there."""
+    def _opened(self, content: bytes) -> Any:
+        """What torch has pickled, with graphs in place of their names; None if one is not there."""
+        with _disable_current_modes():
+            entry: Any = pickle.loads(content)
         forward = self._place.bind(*_part(entry.compiled_fw))
         backward = entry.compiled_bw and self._place.bind(*_part(entry.compiled_bw))
         if not forward or (entry.compiled_bw and not backward):
-            return False
+            return None
         entry.compiled_fw = _Loaded(*forward)
         if backward:
             # Dynamo may be watching whoever asks for gradients, and shall not trace lowc.
@@ -98,7 +98,7 @@ class Lookup:
             loaded.backward_state_indices = entry.compiled_bw.backward_state_indices
             loaded.num_symints_saved_for_bw_ = entry.compiled_bw.num_symints_saved_for_bw_
             entry.compiled_bw = loaded
-        return True
+        return entry
 
     def put(self, content: bytes) -> None:
         """Keeps what torch has pickled, unless the backward pass was compiled under other settings than the forward pass."""
@@ -253,6 +253,7 @@ def _installed() -> bool:
         torchs.autograd_cache_key = autograd_cache_key
         cache.try_load = staticmethod(try_load)
         cache.iterate_over_candidates = staticmethod(iterate_over_candidates)
-        cache._write_to_local_cache = staticmethod(write_to_local_cache)
+        # A backward pass is compiled, and kept, in a frame that Dynamo may be watching.
+        cache._write_to_local_cache = staticmethod(hidden(write_to_local_cache))
         cache._lowc_asked = True
         return True
