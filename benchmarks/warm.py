@@ -9,8 +9,8 @@ A new process, each time, imports torch and what torch itself needs for AOTAutog
 ``start``   imports all of lowc that a warm start needs, digests lowc's sources, and asks what machine this is;
 ``key``     per graph of Dynamo's, from that to what was kept for it: its text, settings of the process, the entry;
 ``entry``   per graph of Dynamo's, makes torch's object of what was kept;
-``bind``    per graph of AOTAutograd's (a training step has two), from the name to a function that can be called: reading, checking,
-            linking, binding;
+``bind``    per graph of AOTAutograd's (a training step has two), from the name to a function that can be called: reading,
+            checking, linking, binding;
 ``own``     all of these together: whatever runs between the start and the result of the first call and is not torch's.
 
 The second table is of processes in which torch is not to keep what it traces (TORCHINDUCTOR_AUTOGRAD_CACHE=0), as it cannot for
@@ -74,7 +74,7 @@ class Clock:
 
 
 def start(traced: bool) -> float:
-    """Milliseconds for the imports and digests that every warm process needs once; ``traced``: one in which AOTAutograd traces."""
+    """Milliseconds for the imports and digests that every warm process needs once; ``traced``: AOTAutograd traces in it."""
     import torch._dynamo  # noqa: F401
     import torch._functorch.aot_autograd
     import torch._functorch.partitioners  # noqa: F401
@@ -167,7 +167,8 @@ def row(name: str, cold: dict[str, Any], warm: Sequence[dict[str, Any]], traced:
     """A line of a table; medians over the warm processes."""
     assert not any(w["llvm"] for w in warm), "a warm process has loaded LLVM: something was compiled"
     count = len(cold["nodes"])
-    assert all((len(w["nodes"]), w["known"]) == ((count, 0) if traced else (0, count)) for w in warm), "AOTAutograd has traced, or not"
+    expected = (count, 0) if traced else (0, count)
+    assert all((len(w["nodes"]), w["known"]) == expected for w in warm), "AOTAutograd has traced, or has not"
 
     def both(what: str, digits: int) -> str:
         values = [w[what] for w in warm]

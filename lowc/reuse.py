@@ -129,7 +129,8 @@ def found(folder: Folder, key: str, source: "Source", options: Options) -> "Prog
 def bound(
     folder: Folder, key: str, sections: Mapping[str, bytes], name: str, constants: Sequence[Any], options: Options
 ) -> "Program | None":
-    """The program that ``sections`` are, the entry for ``key``, for a graph ``name``; None, after a warning, if it cannot be used."""
+    """The program that ``sections`` are, the entry for ``key``, for a graph ``name``; None, after a warning, if it cannot be
+    used."""
     from lowc.cache.codec import decode
 
     try:
@@ -182,8 +183,8 @@ def _walker(code: bytes) -> "Library":
 
 
 def keep(folder: Folder, key: str, program: "Program", device: str) -> bool:
-    """Makes ``program``, which runs on ``device``, the entry for ``key``; whether it is.  It is a bug if that fails, but none that
-    should stop anybody."""
+    """Makes ``program``, which runs on ``device``, the entry for ``key``; whether it is.  It is a bug if that fails, but none
+    that should stop anybody."""
     from lowc.cache.codec import encode
 
     try:

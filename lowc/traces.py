@@ -1,21 +1,18 @@
 """The cache as the place for what AOTAutograd has traced: see ``frontend/kept.py``, which says what and when.
 
-An entry is torch's pickle of it, under a key that has Dynamo's graph where others have AOTAutograd's.  It names the entries of its
-graphs by the digests of their keys; all are evicted each for itself, and without one of them there is no hit.
+An entry is torch's pickle of it, under a key that has Dynamo's graph where others have AOTAutograd's.  It names the entries of
+its graphs by the digests of their keys; all are evicted each for itself, and without one of them there is no hit.
 """
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lowc.cache import key as keys
 from lowc.cache.folder import Folder
 from lowc.options import Options
 from lowc.reuse import Compiled, bound, facts_of
 from lowc.trace import Trace
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SEVERAL = 4
 """How many of one key are kept, which differ in what they take for granted of sizes."""
@@ -46,7 +43,7 @@ class Traces:
         known = [old for old in (self._folder.get(key) or {}).values() if old != content]
         self._folder.put(key, {f"traced {n}": each for n, each in enumerate([content, *known][:SEVERAL])})
 
-    def bind(self, name: str, digest: str, constants: "list[Tensor]") -> tuple[Compiled, Callable[[], None]] | None:
+    def bind(self, name: str, digest: str, constants: list[Any]) -> tuple[Compiled, Callable[[], None]] | None:
         """The graph ``name`` whose entry's key has this digest, and what is to be called when it is used; None without that
         entry."""
         trace = Trace()

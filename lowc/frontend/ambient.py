@@ -1,10 +1,10 @@
 """What AOTAutograd's tracing, and lowc's passes on what it traces, look at beside the graph: settings of the process, as text.
 
 Most of it the guards of Dynamo do not have, since AOTAutograd of the same process has seen the same.  A setting is here if an op
-may be traced otherwise for it, or a convolution lie otherwise in memory; one more costs a microsecond, one too few a wrong result.
+may be traced otherwise for it, or a convolution lie otherwise in memory: one more costs a microsecond, one too few a wrong
+result.
 """
 
-import logging
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from torch.fx.experimental import _config as symbolic
 
 from lowc.frontend.unread import NoTextError
 
+_TORCH: Any = torch
+_C: Any = torch._C
+
 
 def text_of_ambient() -> str:
     """Raises NoTextError in states that have no text: modes, transforms and hooks that are functions."""
@@ -21,7 +24,7 @@ def text_of_ambient() -> str:
         if there():
             raise NoTextError(why)
     lines = [f"{name} = {value()!r}" for name, value in _OF_THE_THREAD]
-    for kind in torch._C._autocast_supported_devices():
+    for kind in _C._autocast_supported_devices():
         if torch.is_autocast_enabled(kind):
             lines.append(f"autocast {kind} = {torch.get_autocast_dtype(kind)}")
     return "\n".join([*lines, text_of_settings()])
@@ -31,7 +34,7 @@ def text_of_settings() -> str:
     """Those that a backward pass, compiled later and perhaps in a thread of autograd's, should find as they were."""
     lines = [f"{name} = {value()!r}" for name, value in _SETTINGS]
     for config in (functorch, symbolic):
-        values: dict[str, Any] = config.save_config_portable()  # type: ignore[attr-defined]
+        values: dict[str, Any] = config.save_config_portable()
         lines += [f"{config.__name__}.{name} = {value!r}" for name, value in sorted(values.items())]
     text = "\n".join(lines)
     if " at 0x" in text:
@@ -51,9 +54,10 @@ def _compiled_autograd() -> bool:
 
 
 def _registered() -> bool:
-    """Whether a user has replaced a kernel of torch's.  (Two are torch's own; those for fake tensors come with imports.)"""
-    found = (name for name in torch.library._impls if name.startswith("aten/") and not name.endswith(("/Meta", "/MPS")))
-    return any(name != "aten/_foreach_mm/CUDA" for name in found)
+    """Whether a user has given one of torch's ops another meaning.  (What is registered below that, kernels of devices, fake ones
+    and batched ones, comes with imports of torch's own, and the graph is the same.)"""
+    below = ("/Meta", "/CPU", "/CUDA", "/MPS", "/FuncTorchBatched", "/FuncTorchBatchedDecomposition")
+    return any(name.startswith("aten/") and not name.endswith(below) for name in torch.library._impls)
 
 
 def _logged() -> bool:
@@ -61,17 +65,14 @@ def _logged() -> bool:
     from torch._logging import _internal as logs
 
     names = ("aot_graphs", "aot_joint_graph", "aot_graphs_effects", "joint_graph_passes")
-    traced = any(getattr(handler, "root_dir", "") is not None for handler in logs.trace_log.handlers)
-    if traced or any(name in logs.log_state.artifact_names for name in names):
-        return True
-    home = "torch._functorch._aot_autograd.graph_compile.__"
-    return any(logging.getLogger(home + name).isEnabledFor(logging.INFO) for name in names)
+    traced = any(getattr(handler, "root_dir", None) is not None for handler in logs.trace_log.handlers)
+    return traced or any(name in logs.log_state.artifact_names for name in names)
 
 
 _OTHERWISE = (
-    ("a mode is on", lambda: torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()),
-    ("a transform is on", lambda: torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0),
-    ("saved tensors have hooks", lambda: torch._C._autograd._top_saved_tensors_default_hooks(True) is not None),
+    ("a mode is on", lambda: _C._len_torch_function_stack() or _C._len_torch_dispatch_stack()),
+    ("a transform is on", lambda: _C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0),
+    ("saved tensors have hooks", lambda: _C._autograd._top_saved_tensors_default_hooks(True) is not None),
     ("anomalies are looked for", torch.is_anomaly_enabled),
     ("there are several processes", _several_processes),
     ("backward passes are compiled by Dynamo", _compiled_autograd),
@@ -92,23 +93,22 @@ _SETTINGS = (
     ("default dtype", torch.get_default_dtype),
     ("deterministic", torch.are_deterministic_algorithms_enabled),
     ("deterministic warns", torch.is_deterministic_algorithms_warn_only_enabled),
-    ("filled", lambda: torch.utils.deterministic.fill_uninitialized_memory),
-    ("products", torch.get_float32_matmul_precision),
-    ("fp32", lambda: [torch._C._get_fp32_precision_getter(*each) for each in _PRECISIONS]),
+    ("filled", lambda: _TORCH.utils.deterministic.fill_uninitialized_memory),
+    ("fp32", lambda: [_C._get_fp32_precision_getter(*each) for each in _PRECISIONS]),
     ("reduced f16", lambda: str(_BACKENDS.cuda.matmul.allow_fp16_reduced_precision_reduction)),
     ("reduced bf16", lambda: str(_BACKENDS.cuda.matmul.allow_bf16_reduced_precision_reduction)),
     ("accumulated f16", lambda: str(_BACKENDS.cuda.matmul.allow_fp16_accumulation)),
     ("cudnn", lambda: [_BACKENDS.cudnn.enabled, _BACKENDS.cudnn.benchmark, _BACKENDS.cudnn.deterministic]),
-    ("mkldnn", lambda: [torch._C._get_mkldnn_enabled(), torch._C._get_mkldnn_deterministic()]),
-    ("nnpack", torch._C._get_nnpack_enabled),
+    ("mkldnn", lambda: [_C._get_mkldnn_enabled(), _C._get_mkldnn_deterministic()]),
+    ("nnpack", _C._get_nnpack_enabled),
     ("einsum", lambda: [_BACKENDS.opt_einsum.is_available(), _BACKENDS.opt_einsum.enabled, _BACKENDS.opt_einsum.strategy]),
     ("attention", lambda: [
         _BACKENDS.cuda.flash_sdp_enabled(), _BACKENDS.cuda.mem_efficient_sdp_enabled(), _BACKENDS.cuda.math_sdp_enabled(),
         _BACKENDS.cuda.cudnn_sdp_enabled(), _BACKENDS.cuda.fp16_bf16_reduction_math_sdp_allowed(),
-        torch._C._get_overrideable_sdp_enabled(), torch._C._get_sdp_priority_order(),
+        _C._get_overrideable_sdp_enabled(), _C._get_sdp_priority_order(),
     ]),
-    ("vmap", lambda: torch._C._functorch._is_vmap_fallback_enabled()),
-    ("random numbers", lambda: torch._inductor.config.fallback_random),
-    ("fusion", lambda: torch._inductor.config.post_grad_fusion_options),
+    ("vmap", lambda: _C._functorch._is_vmap_fallback_enabled()),
+    ("random numbers", lambda: _TORCH._inductor.config.fallback_random),
+    ("fusion", lambda: _TORCH._inductor.config.post_grad_fusion_options),
 )  # fmt: skip
 _PRECISIONS = [("generic", "all")] + [(b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")]

@@ -56,10 +56,11 @@ def compile_module(
 
     ``compile_graph`` is called once for each graph that AOTAutograd makes of it: "inference", or "forward" and "backward"; or
     ``compile_source`` is, before that is read.
-    ``keep``: ops that are not to be taken apart, as ``aten.gelu.default``, or what tells them if it matters.  With ``strict``, a graph that cannot be imported
-    raises Unsupported.  With ``fallback_random``, random numbers are ATen's own.  With ``channels_last``, convolutions on a CPU
-    get operands that lie so, but in inference those of f32 with ``own_convolutions``: they are likely to be lowc's own.  ``place``:
-    where what AOTAutograd makes is kept, so that a later process need not trace; all above that matters is known to it.
+    ``keep``: ops that are not to be taken apart, as ``aten.gelu.default``, or what tells them if it matters.  With ``strict``, a
+    graph that cannot be imported raises Unsupported.  With ``fallback_random``, random numbers are ATen's own.  With
+    ``channels_last``, convolutions on a CPU get operands that lie so, but in inference those of f32 with ``own_convolutions``:
+    they are likely to be lowc's own.  ``place``: where what AOTAutograd makes is kept, so that a later process need not trace;
+    its keys have whatever decides on all the others.
     """
     if any(isinstance(x, list | tuple | dict) for x in example_inputs):
         again = partial(

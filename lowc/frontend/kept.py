@@ -1,11 +1,11 @@
 """What AOTAutograd and lowc have made of a graph of Dynamo's, kept, so that the next process traces nothing.
 
-torch has a cache for that, AOTAutogradCache: what AOTAutograd needs to call two compiled graphs (which inputs are written to, which
-results are views, what is saved for the backward pass, guards on sizes), and the names under which another cache has these.
-Inductor uses it.  lowc has torch use it for lowc as well, with three things of its own:
+torch has a cache for that, AOTAutogradCache: what AOTAutograd needs to call two compiled graphs (which inputs are written to,
+which results are views, what is saved for the backward pass, guards on sizes), and the names under which another cache has
+these.  Inductor uses it.  lowc has torch use it for lowc as well, with three things of its own:
 
-* the key, ``traced`` and ``ambient``: torch's own takes a tenth of a second (it reads all of torch's sources), looks at Inductor's
-  options, not lowc's, and takes ops of users as never changing;
+* the key, ``traced`` and ``ambient``: torch's own takes a tenth of a second (it reads all of torch's sources), looks at
+  Inductor's options, not lowc's, and takes ops of users as never changing;
 * the place, lowc's cache: entries with a checksum, in a folder that is the user's alone, which is kept below a limit;
 * what a name stands for: an entry of lowc's cache, bound at once.  Without it there is no hit.
 
@@ -29,6 +29,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config
 from torch._functorch._aot_autograd import autograd_cache as torchs
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowc.frontend.ambient import text_of_ambient, text_of_settings
@@ -54,7 +55,7 @@ class Place(Protocol):
 
     def put(self, text: str, devices: list[str], content: bytes) -> None: ...
 
-    def bind(self, name: str, digest: str, constants: list[Tensor]) -> tuple[Compiled, Callable[[], None]] | None: ...
+    def bind(self, name: str, digest: str, constants: list[Any]) -> tuple[Compiled, Callable[[], None]] | None: ...
 
 
 class Lookup:
@@ -102,8 +103,8 @@ class Lookup:
 
     def put(self, content: bytes) -> None:
         """Keeps what torch has pickled, unless the backward pass was compiled under other settings than the forward pass."""
-        guards = torch._guards.TracingContext.try_get()
-        if self._settings != text_of_settings() or (guards and guards.guards_context.aotautograd_guards):
+        context = TracingContext.try_get()
+        if self._settings != text_of_settings() or (context and context.guards_context.aotautograd_guards):
             return
         with _disable_current_modes():
             entry = pickle.loads(content)

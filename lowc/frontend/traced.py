@@ -32,8 +32,8 @@ _HARMLESS = frozenset({"dynamo_flat_name_to_original_fqn", "dynamo_compile_id", 
 """What torch writes on a graph and AOTAutograd does not look at."""
 
 _CONFIG = (
-    "keep_inference_input_mutations", "is_export", "no_tangents", "dynamic_shapes", "static_input_indices", "enable_log", "pre_dispatch",
-    "ignore_shape_env", "disable_functionalization", "selective_decompose", "req_subclass_dispatch",
+    "keep_inference_input_mutations", "is_export", "no_tangents", "dynamic_shapes", "static_input_indices", "enable_log",
+    "pre_dispatch", "ignore_shape_env", "disable_functionalization", "selective_decompose", "req_subclass_dispatch",
 )  # fmt: skip
 
 
@@ -142,15 +142,20 @@ def _torchs_own(target: Any) -> str:
         if space in ("aten", "prims"):
             return f"torch.ops.{target}"
     elif isinstance(target, BuiltinFunctionType | FunctionType):
-        home, name = target.__module__ or "", target.__qualname__
-        if home.partition(".")[0] in ("torch", "_operator", "math", "builtins") and _at(home, name) is target:
-            return f"{home}.{name}"
+        home, name = target.__module__ or "", target.__name__
+        if isinstance(target, FunctionType):
+            name = target.__qualname__
+        for place in (home, "torch.nn.functional"):  # where those are that choose between two
+            if home.partition(".")[0] in ("torch", "_operator", "math", "builtins") and _at(place, name) is target:
+                return f"{place}.{name}"
+            name = target.__name__
     raise NoTextError(f"{getattr(target, '__name__', target)} is not torch's own")
 
 
 def _at(home: str, name: str) -> Any:
-    found: Any = sys.modules.get(home)
-    for part in name.removeprefix("_VariableFunctionsClass.").split("."):
+    first, *rest = home.split(".")
+    found: Any = sys.modules.get(first)
+    for part in [*rest, *name.split(".")]:
         found = getattr(found, part, None)
     return found
 
