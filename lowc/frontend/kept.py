@@ -20,6 +20,7 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from hashlib import sha256
 from threading import Lock
 from typing import Any, Protocol
 
@@ -71,12 +72,15 @@ class Lookup:
         """The key for torch.  Raises what makes torch do without its cache."""
         try:
             self._settings = text_of_settings()
-            text, self._devices = text_of_traced(getattr(gm, "gm", gm), args, aot_config)
+            text, self._devices = text_of_traced(gm, args, aot_config)
             self._text = f"{text_of_ambient()}\n{text}"
         except NoTextError as error:
             raise torchs.BypassAOTAutogradCache(str(error)) from error
+        except Exception:
+            log.debug("a graph of Dynamo's is not looked up", exc_info=True)
+            raise  # torch does without, and says so in its own log
         self.keyed = True
-        return _Key("lowc", self)
+        return _Key(f"lowc{sha256(self._text.encode()).hexdigest()}", self)
 
     def candidates(self) -> Iterator[tuple[Any, bytes, bool]]:
         """What was kept for the key: of torch's, its pickle, and whether it was found here.  torch asks its guards."""
@@ -104,17 +108,26 @@ class Lookup:
     def put(self, content: bytes) -> None:
         """Keeps what torch has pickled, unless the backward pass was compiled under other settings than the forward pass."""
         context = TracingContext.try_get()
-        if self._settings != text_of_settings() or (context and context.guards_context.aotautograd_guards):
-            return
-        with _disable_current_modes():
-            entry = pickle.loads(content)
-            # For logs only, and as large as all the rest: who logs these graphs, traces them (``ambient``).
-            entry.aot_joint_graph_str = entry.aot_forward_graph_str = entry.aot_backward_graph_str = None
-            self._place.put(self._text, self._devices, pickle.dumps(entry))
+        try:
+            if self._settings != text_of_settings() or (context and context.guards_context.aotautograd_guards):
+                return
+            with _disable_current_modes():
+                entry = pickle.loads(content)
+                # For logs only, and as large as all the rest: who logs these graphs, traces them (``ambient``).
+                entry.aot_joint_graph_str = entry.aot_forward_graph_str = entry.aot_backward_graph_str = None
+                # lowc's backward passes leave what they are given as it is, whether or not it is asked for again.
+                entry.runtime_metadata.bw_donated_idxs = []
+                self._place.put(self._text, self._devices, pickle.dumps(entry))
+        except Exception as error:
+            log.warning("what AOTAutograd has traced cannot be kept: %s: %s", type(error).__name__, error)
+            log.debug("the reason in full", exc_info=True)
+        self._text = ""  # torch holds keys for as long as what was compiled
 
     def loaded(self, found: bool) -> None:
         """torch has looked."""
-        if not found:
+        if found:
+            self._text = ""
+        else:
             self._missed()
 
 

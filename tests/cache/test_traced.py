@@ -6,6 +6,7 @@ import importlib
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -440,6 +441,39 @@ def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, tracings: li
     tracings.clear()
     same(run(mlp, (G,), tmp_path), want)
     assert not tracings
+
+
+def test_a_backward_pass_that_is_asked_for_twice(tmp_path: Path, tracings: list[str]) -> None:
+    """The first process asked once, and torch then says of saved tensors that they may be overwritten."""
+    for again in (False, True, True):
+        tracings.clear()
+        torch._dynamo.reset()
+        x = X.clone().requires_grad_()
+        options = {"cache": True, "cache_dir": str(tmp_path)}
+        call = torch.compile(lambda x: (x.sin().exp() * x).sum(), backend="lowc", options=options)
+        y = call(x)
+        y.backward(retain_graph=again)
+        if again:
+            y.backward()
+        z = X.clone().requires_grad_()
+        ((z.sin().exp() * z).sum() * (1 + again)).backward()
+        torch.testing.assert_close(x.grad, z.grad)
+        assert bool(tracings) != again
+
+
+def test_another_thread_finds_what_was_traced(tmp_path: Path, tracings: list[str]) -> None:
+    functions = [lambda x: x.sin() * 2, lambda x: x.cos().cumsum(0), lambda x: (x @ x.t()).softmax(0)]
+    for fn in functions:
+        run(lambda fn=fn: fn, (G,), tmp_path)
+    tracings.clear()
+    torch._dynamo.reset()
+    options = {"cache": True, "cache_dir": str(tmp_path)}
+    with ThreadPoolExecutor(1) as pool:
+        calls = [torch.compile(fn, backend="lowc", options=options, dynamic=False) for fn in functions]
+        found = list(pool.map(lambda call: outcome(call, call, (G,)), calls))
+    assert not tracings
+    for each, fn in zip(found, functions, strict=True):
+        same(each, outcome(fn, fn, (G,)), rtol=1e-5, atol=1e-5)
 
 
 def test_eviction_and_clear_know_it(tmp_path: Path) -> None:
