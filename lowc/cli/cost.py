@@ -23,6 +23,7 @@ _FLOPS = {
     "mad": 2,
     "product": 1,
     "dot2": 3,
+    "dot4": 7,
 }
 
 

@@ -122,7 +122,7 @@ def compile_fx_graph(
     gm: fx.GraphModule, name: str, compile_source: CompileSource, *, strict: bool = False
 ) -> Compiled:
     """Compiles one functional ATen graph; the result takes a list of inputs, which it may empty, and returns the outputs."""
-    _with_functions_as_text(gm)
+    _without_functions(gm)
     drop_unused(gm.graph)
     if any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes):
         from lowc.frontend.subgraphs import calls_functions, compile_pieces
@@ -180,7 +180,7 @@ def _partition(
 def _prepare(gm: fx.GraphModule, own_random: bool, channels_last: Collection[torch.dtype]) -> None:
     """What is done to a whole graph, before it is parted.  ``channels_last``: convolutions of these dtypes get operands that lie
     so.  (What does it is not loaded for a graph in which there is nothing to do.)"""
-    _with_functions_as_text(gm)
+    _without_functions(gm)
     graph = gm.graph
     if own_random and any(_draws(node.target) for node in graph.nodes):
         from lowc.frontend.random import replace_random_ops
@@ -192,12 +192,16 @@ def _prepare(gm: fx.GraphModule, own_random: bool, channels_last: Collection[tor
         to_channels_last(graph, channels_last)
 
 
-def _with_functions_as_text(gm: fx.GraphModule) -> None:
+def _without_functions(gm: fx.GraphModule) -> None:
     hop = torch.ops.higher_order
     if any(gm.graph.find_nodes(op="call_function", target=t) for t in (hop.flex_attention, hop.flex_attention_backward)):
         from lowc.frontend.flex_attention import replace_flex_attention
 
         replace_flex_attention(gm)
+    if any(gm.graph.find_nodes(op="call_function", target=hop.out_dtype)):
+        from lowc.frontend.out_dtype import replace_out_dtype
+
+        replace_out_dtype(gm)
 
 
 _CONVOLUTIONS = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default

@@ -36,6 +36,7 @@ from lowc.frontend.flex_attention import replace_flex_attention
 from lowc.frontend.guards import Condition, conditions
 from lowc.frontend.importer import import_graph
 from lowc.frontend.numbers import as_tensors
+from lowc.frontend.out_dtype import replace_out_dtype
 from lowc.frontend.random import replace_random_ops
 from lowc.frontend.unused import drop_unused
 from lowc.ir.graph import Graph, GraphArg, Input, Node, Ref, TensorMeta, refs, refs_of
@@ -138,6 +139,7 @@ def _program_graph(program: torch.export.ExportedProgram, name: str, keep: Colle
     gm, signature = program.graph_module, program.graph_signature
     _check_pure(gm, signature)
     replace_flex_attention(gm)
+    replace_out_dtype(gm)
     seed = _seed(gm.graph) if replace_random_ops(gm.graph) else ""
     merge_equal_nodes(gm.graph)
     drop_unused(gm.graph)

@@ -248,7 +248,7 @@ class Module:
     others None. A store to an input is always alive (it is a mutation the user sees).  ``outputs`` are the Views and
     numbers returned, ``temps`` are made by steps (a returned temp is allocated as an output).  A symbol that is no input is
     the size of a dimension of one. ``placed`` (from BUFFERED on) maps a temp's name to its byte offset in the workspace,
-    ``workspace`` is that memory's size in bytes.
+    ``workspace`` is that memory's size in bytes.  ``constants``: names of inputs that are the same in each call.
     """
 
     level: str
@@ -259,6 +259,7 @@ class Module:
     steps: tuple[Step, ...]
     placed: tuple[tuple[str, Index], ...] = ()
     workspace: Index = ZERO
+    constants: tuple[str, ...] = ()
 
 
 LEVELS = ("LOOPS", "SCHEDULED", "BUFFERED", "MACHINE")

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from lowc.ir.fma import fma
-from lowc.ir.types import DType, bf16, bool_, f32, u32
+from lowc.ir.types import DType, bf16, bool_, f32, i8, i32, u8, u32
 
 
 @dataclass(frozen=True, slots=True)
 class OpRow:
     """``ulp``, ``double``: bounds of the error of lowc's own expansions of f32 and (with fma) f64, in units in the last place
-    (0: exactly rounded or exact).  ``takes``: the dtype of all arguments, and that of the result, where rows have but those."""
+    (0: exactly rounded or exact).  ``takes``: which dtypes arguments have, each with that of the result, where rows have but
+    those; all arguments must make one dtype of the result."""
 
     name: str
     arity: int
@@ -32,7 +33,7 @@ class OpRow:
     ulp: float = 0.0
     double: float = 0.0
     infix: str = ""
-    takes: tuple[DType, DType] | None = None
+    takes: tuple[tuple[DType, DType], ...] | None = None
 
 
 _where: Callable[..., Any] = np.where
@@ -75,6 +76,27 @@ def _dot2(x: Any, y: Any) -> Any:
     halves = [[h.view(np.float32) for h in (v << np.uint32(16), v & np.uint32(0xFFFF0000))] for v in map(np.asarray, (x, y))]
     (a, b), (c, d) = halves
     return (a * c + np.float32(0.0)) + b * d
+
+
+def _quad(*parts: Any) -> Any:
+    wide = np.int32 if np.asarray(parts[0]).dtype == np.int8 else np.uint32
+    total: Any = np.uint32(0)
+    for n, part in enumerate(parts):
+        total = total | (np.asarray(part).view(np.uint8).astype(np.uint32) << np.uint32(8 * n))
+    return np.asarray(total).view(wide)
+
+
+def _dot4(x: Any, y: Any) -> Any:
+    total: Any = np.int32(0)
+    for n in range(4):
+        total = total + _byte(x, n) * _byte(y, n)
+    return total
+
+
+def _byte(x: Any, n: int) -> Any:
+    """Byte ``n`` of each element, with a sign if the element has one."""
+    x = np.asarray(x)
+    return ((x << x.dtype.type(24 - 8 * n)) >> x.dtype.type(24)).astype(np.int32)
 
 
 def _check_index(value: Any, size: Any, mask: Any) -> Any:
@@ -157,13 +179,17 @@ OPS: dict[str, OpRow] = {
         OpRow("fma", 3, "f", "same", fma),
         OpRow("mad", 3, "f", "same", _mad),
         # a product that a sum may take up before it is rounded (``v add= product(a, b)``); a target without fma rounds it
-        OpRow("product", 2, "f", "same", np.multiply, commutative=True),
+        OpRow("product", 2, "iuf", "same", np.multiply, commutative=True),
         OpRow("mulhi", 2, "u", "same", _mulhi),
         # two bf16 in 32 bits, the first in the lower half
-        OpRow("pair", 2, "f", "fixed", _pair, takes=(bf16, u32)),
+        OpRow("pair", 2, "f", "fixed", _pair, takes=((bf16, u32),)),
         # of two pairs, the sum of both products from +0.0 on, for sums as ``product`` is: products are exact, additions round to
         # f32; what is denormal, of factors or of sums, may count as 0
-        OpRow("dot2", 2, "u", "fixed", _dot2, commutative=True, takes=(u32, f32)),
+        OpRow("dot2", 2, "u", "fixed", _dot2, commutative=True, takes=((u32, f32),)),
+        # four integers of 8 bits in 32, the first in the lowest byte; signed if they are
+        OpRow("quad", 4, "iu", "fixed", _quad, takes=((i8, i32), (u8, u32))),
+        # of two such, signed bytes or not each, the sum of the four products, which is exact
+        OpRow("dot4", 2, "iu", "fixed", _dot4, commutative=True, takes=((i32, i32), (u32, i32))),
         OpRow("sqrt", 1, "f", "same", np.sqrt),
         OpRow("copysign", 2, "f", "same", np.copysign),
         # instructions of GPUs, a few units in the last place off: 2**x, 1/x (for normal x and 1/x)
@@ -302,9 +328,12 @@ def result_dtype(row: OpRow, args: tuple[DType, ...], given: DType | None) -> DT
         if dtype.kind not in row.kinds:
             raise ValueError(f"{row.name} does not take {dtype}")
     if row.takes is not None:
-        if any(d != row.takes[0] for d in args):
-            raise ValueError(f"{row.name} takes {row.takes[0]}, got {', '.join(map(str, args))}")
-        return row.takes[1]
+        made = {dict(row.takes).get(d) for d in args}
+        result = made.pop()
+        if made or result is None:
+            known = " or ".join(str(d) for d, _ in row.takes)
+            raise ValueError(f"{row.name} takes {known}, got {', '.join(map(str, args))}")
+        return result
     if row.rule in ("same", "bool") and any(d != args[0] for d in args):
         raise ValueError(f"{row.name} takes arguments of one dtype, got {', '.join(map(str, args))}")
     if row.rule == "select" and (args[0] != bool_ or args[1] != args[2]):

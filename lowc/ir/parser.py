@@ -84,8 +84,9 @@ def parse_module(text: str) -> Module:
             steps.append(Launch(kernels[name.text], args, origin))
     inputs, temps, outputs = tuple(body.inputs), tuple(body.temps), tuple(body.outputs)
     return Module(
-        level, tuple(symbols), inputs, temps, outputs, tuple(steps), tuple(body.placed), body.workspace
-    )
+        level, tuple(symbols), inputs, temps, outputs, tuple(steps), tuple(body.placed), body.workspace,
+        tuple(body.constants),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- kernels
@@ -286,6 +287,7 @@ class _ModuleBody:
     temps: list[Buffer] = field(default_factory=list[Buffer])
     placed: list[tuple[str, Index]] = field(default_factory=list[tuple[str, Index]])
     workspace: Index = ZERO
+    constants: list[str] = field(default_factory=list[str])
     launches: dict[int, tuple[Token, tuple[Buffer, ...], tuple[str, ...]]] = field(
         default_factory=dict[int, tuple[Token, tuple[Buffer, ...], tuple[str, ...]]]
     )
@@ -311,7 +313,10 @@ def _module_line(c: Cursor, scope: Scope, body: _ModuleBody) -> None:
             body.placed.append((body.temps[-1].name, parse_index(c, scope)))
     elif word == "input":
         c.take()
-        body.inputs.append(_input(c, scope))
+        entry = _input(c, scope)
+        body.inputs.append(entry)
+        if isinstance(entry, Buffer) and not c.token.first and c.skip("constant"):
+            body.constants.append(entry.name)
     elif word == "launch":
         c.take()
         name = c.of("name", "a kernel")

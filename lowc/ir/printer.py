@@ -90,7 +90,8 @@ def print_module_lines(module: Module) -> list[Line]:
     lines: list[Line] = [(f"module @{module.level}({symbols}) {{", module)]
     for item in module.inputs:
         size = f"size {item.name}" if isinstance(item, Symbol) else "none"
-        lines.append((f"  input {print_buffer(item) if isinstance(item, Buffer) else size}", item))
+        fixed = " constant" if isinstance(item, Buffer) and item.name in module.constants else ""
+        lines.append((f"  input {print_buffer(item) if isinstance(item, Buffer) else size}{fixed}", item))
     placed = dict(module.placed)
     for buffer in module.temps:
         at = f" at {text(placed[buffer.name])}" if buffer.name in placed else ""
@@ -341,7 +342,7 @@ def _natural(row: OpRow, op: Op) -> bool:
     if dtype.kind not in row.kinds:
         return False
     if row.takes is not None:
-        return op.dtype == row.takes[1] and all(a.dtype == row.takes[0] for a in args)
+        return {dict(row.takes).get(a.dtype) for a in args} == {op.dtype}
     if row.rule == "same":
         return op.dtype == dtype and all(a.dtype == dtype for a in args[1:])
     if row.rule == "bool":

@@ -24,7 +24,7 @@ from lowc.ir.ops import OPS, result_dtype
 from lowc.ir.printer import Line, print_expr, print_kernel_lines
 from lowc.ir.types import DTYPES, DType, bool_, i64
 
-MOVES = frozenset({"cast", "bitcast", "select", "rarely", "pair"})
+MOVES = frozenset({"cast", "bitcast", "select", "rarely", "pair", "quad"})
 """Ops that are no arithmetic: allowed on any dtype at MACHINE."""
 
 

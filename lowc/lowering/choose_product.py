@@ -5,7 +5,9 @@ factor is used often, MKL is as fast or faster; where few rows meet weights that
 small batch, it is not, since weights can be read once, as they lie.  On AMD's Zen 5 lowc's own take half of MKL's time at all
 measured sizes, on Zen 4 less than MKL's, too.  Those of bf16 are by pairs there (``scheduler/pairs.py``), as oneDNN's are, beside
 which they were measured on Zen 5: 1.1 to 2.7 times as fast for up to 64 rows, and as fast or a little faster for more, unless the
-depth is odd or small.  Whatever was not measured stays ATen's.
+depth is odd or small.  Products of bytes (``scheduler/quads.py``; ``benchmarks/results/quantised.md``) are 1.1 to 10 times as
+fast as oneDNN's for up to 64 rows and as fast for more, where the processor has AVX512_VNNI and quads are whole; those of other
+integers, which ATen does by plain loops, 1.3 to 9 times as fast.  Whatever was not measured stays ATen's.
 """
 
 from math import prod
@@ -21,7 +23,8 @@ WEIGHTS = 1 << 18  # … and elements of the right one, from which on the call o
 NARROW = 256  # columns, and depth, below which no run of weights is long enough
 ZEN = "znver"  # how LLVM's names of AMD's processors begin
 DEEP = 128  # depth of products of pairs: of less, oneDNN was faster, probably by how it rounds sums to bf16
-LEAST_WORK = 1 << 20  # multiply-adds; of smaller products, on Zen, the call is most of the time
+SIZE = 4  # bytes of a quad
+LEAST_WORK = 1 << 20  # multiply-adds; of smaller products, on Zen, the call is most of the time; an eighth of them saves a pass
 
 
 def own(x: Value, y: Value, options: Options | None, target: Target | None, made: bool) -> bool:
@@ -30,6 +33,7 @@ def own(x: Value, y: Value, options: Options | None, target: Target | None, made
     ``made``: ``y`` is computed in the graph, say from weights of 8 bits.  That can then happen where it is used, so that one row
     is reason enough.
     """
+    least = LEAST_WORK // 8 if made or y.dtype != x.dtype else LEAST_WORK
     if options is None or target is None or options.matmul != "auto" or options.numerics == "strict":
         return False
     if target.kind != "x86" or target.vector_bits < 512:
@@ -37,11 +41,14 @@ def own(x: Value, y: Value, options: Options | None, target: Target | None, made
     if x.dtype == bf16:
         depth = constant(x.shape[-1]) or 0
         deep = depth >= DEEP and depth % 2 == 0  # of an odd one, the last pair of each row is masked
-        return target.cpu.startswith(ZEN) and "avx512bf16" in target.ops and deep and _on_zen(x, y)
+        return target.cpu.startswith(ZEN) and "avx512bf16" in target.ops and deep and _on_zen(x, y, least)
+    if x.dtype.kind in "iu" and x.dtype.bits <= 32:
+        whole = x.dtype.bits > 8 or ((constant(x.shape[-1]) or 1) % SIZE == 0 and "avx512vnni" in target.ops)
+        return target.cpu.startswith(ZEN) and whole and _on_zen(x, y, least)
     if x.dtype != f32:
         return False
     if target.cpu.startswith(ZEN):
-        return _on_zen(x, y)
+        return _on_zen(x, y, least)
     if len(x.shape) != 2 or len(y.shape) != 2:
         return False
     rows, depth, columns = constant(x.shape[0]), constant(x.shape[1]), constant(y.shape[1])
@@ -53,10 +60,10 @@ def own(x: Value, y: Value, options: Options | None, target: Target | None, made
     return few and min(depth, columns) >= NARROW and depth * columns >= WEIGHTS
 
 
-def _on_zen(x: Value, y: Value) -> bool:
-    """Products of matrices, or of batches of them, that lie along rows or columns."""
+def _on_zen(x: Value, y: Value, least: int) -> bool:
+    """Products of matrices, or of batches of them, that lie along rows or columns, of at least so many multiply-adds."""
     sizes = [constant(n) for n in (*x.shape, y.shape[-1])]
-    if min(len(x.shape), len(y.shape)) < 2 or None in sizes or prod(n or 0 for n in sizes) < LEAST_WORK:
+    if min(len(x.shape), len(y.shape)) < 2 or None in sizes or prod(n or 0 for n in sizes) < least:
         return False
     for factor in (x, y):
         steps = [] if factor.strides is None else [constant(s) for s in factor.strides[-2:]]

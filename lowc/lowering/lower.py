@@ -12,12 +12,12 @@ from lowc.ir import arithmetic, collective
 from lowc.ir.graph import Graph, GraphArg, Meta, Node, Ref, TensorMeta, device_of, devices_of, refs, refs_of
 from lowc.ir.index import Index, Symbol, atoms, constant, sole_atom
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
-from lowc.ir.types import f32
+from lowc.ir.types import f32, i8
 from lowc.lowering import choose_product, collectives, windows
 from lowc.lowering.asked import UNDECIDED, Asked, Attends, Convolves, Decided, Whose
 from lowc.lowering.attention import lines_of
 from lowc.lowering.builder import Builder
-from lowc.lowering.matmul import along_depth, copied_along
+from lowc.lowering.matmul import along_depth, copied_along, pieces
 from lowc.lowering.table import ACTIVATION, COPYING, POINTWISE, SIZES, TABLE
 from lowc.lowering.values import Coords, Value, contiguous_strides, whole
 from lowc.options import Options
@@ -25,7 +25,7 @@ from lowc.target import Target
 
 ROWS_AT_ONCE = frozenset({"aten._softmax.default", "aten._log_softmax.default"})
 ELEMENTWISE = (POINTWISE.keys() | ACTIVATION.keys()) - ROWS_AT_ONCE
-RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+PASSED_ON = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._to_copy.default")
 Env = dict[str, tuple[Any, ...]]
 Told = ParamSpec("Told")
 
@@ -67,6 +67,8 @@ def lower(
         if alone or (options is not None and options.matmul == "own" and not gpu):
             return ""
         if gpu:
+            if x.dtype != y.dtype or (x.dtype.kind != "f" and x.dtype != i8):
+                return f"of {x.dtype} and {y.dtype}"
             if any(constant(s) == 0 for v in (x, y) for s in (v.strides or ())[-2:]):
                 return "a factor is expanded"
             if x.dtype == f32 and not (graph.tf32 and along_depth(x, y)):
@@ -74,7 +76,7 @@ def lower(
             in_lines = copied_along(x) is not None and copied_along(y) is not None
             if library is None:
                 return "on a GPU"
-            return library(x.dtype, x.shape, y.shape, builder.followed, in_lines, along_depth(x, y))
+            return library(x.dtype, x.shape, y.shape, builder.followed, in_lines, along_depth(x, y), pieces(x, y))
         made = all(y.buffer is not entry for entry in inputs)
         return "" if choose_product.own(x, y, options, target, made) else "lowc's own with option matmul='own'"
 
@@ -133,7 +135,7 @@ def lower(
 
 
 def _followed(graph: Graph) -> set[str]:
-    """The nodes of which nothing but a pointwise op makes use, perhaps through a view of another shape."""
+    """The nodes of which nothing but a pointwise op makes use, perhaps through a view of another shape, or converted."""
     users: dict[str, list[Node]] = {}
     for node in graph.nodes:
         for name in {r.name for r in refs_of(node)}:
@@ -144,7 +146,7 @@ def _followed(graph: Graph) -> set[str]:
         using = users.get(node.name, [])
         if len(using) == 1 and node.name not in returned:
             (user,) = using
-            if user.target in ELEMENTWISE or (user.target in RESHAPES and user.name in found):
+            if user.target in ELEMENTWISE or (user.target in PASSED_ON and user.name in found):
                 found.add(node.name)
     return found
 

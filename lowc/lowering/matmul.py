@@ -4,7 +4,8 @@
       acc s = add; for k in K { s add= product(x[b, i, k], y[b, k, j]) }; out[b, i, j] = s
     } } }
 
-Operands of f16 and bf16 are widened, so that they are summed in f32 and rounded once.  Those of f32 a GPU rounds to 10 bits of
+Operands of f16 and bf16 are widened, so that they are summed in f32 and rounded once; integers of up to 32 bits are summed in 32,
+which wrap as eager's do.  Those of f32 a GPU rounds to 10 bits of
 mantissa, where the user has allowed it (TF32).  What ``alpha``, ``beta`` and the added tensor do is an epilogue: an expression of
 the sum.
 
@@ -20,10 +21,11 @@ from lowc.ir import tiles
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import ONE, Index, constant
 from lowc.ir.nodes import Expr
-from lowc.ir.types import DType, accumulate_dtype, f32
+from lowc.ir.types import DType, accumulate_dtype, f32, i8, i32
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op
 from lowc.lowering.values import Coords, Value, is_one, loop_order
+from lowc.lowering.views import permuted
 
 LINE = 8  # elements of 16 bits in the 16 bytes at which rows begin that the engine copies
 LARGE = 1 << 18  # elements of a factor from which a copy pays …
@@ -38,6 +40,16 @@ def mm(b: Builder, out: TensorMeta, self: Value, mat2: Value) -> Value:
 
 
 bmm = mm
+int_mm = mm  # of i8, into i32
+
+
+def weight_int8pack_mm(b: Builder, out: TensorMeta, self: Value, mat2: Value, scales: Value) -> Value:
+    """self @ mat2.T * scales: weights [columns, depth] of 8 bits, scaled by column once they are summed."""
+
+    def epilogue(total: Expr, place: Coords) -> Expr:
+        return op("mul", total, cast(b.load(scales, (place[1],)), total.dtype))
+
+    return _product(b, out, self, permuted(mat2, [1, 0]), epilogue, True)
 
 
 def mv(b: Builder, out: TensorMeta, self: Value, vec: Value) -> Value:
@@ -74,18 +86,25 @@ def _is(value: Number, number: int) -> bool:
     return (constant(value) if isinstance(value, Index) else value) == number
 
 
-def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue) -> Value:
+def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue, widened: bool = False) -> Value:
     """``epilogue`` of the sums over the last dimension of ``x`` and the last but one of ``y`` (its only one, if it has one).
 
-    The other dimensions of ``out`` are those that both have in front, then x's own, then y's own.
+    The other dimensions of ``out`` are those that both have in front, then x's own, then y's own.  ``widened``: elements of ``y``
+    are first converted to the type of ``x``.
     """
-    if x.dtype != y.dtype or x.dtype.kind != "f" or out.dtype.kind != "f":
+    if widened and (x.dtype.kind != "f" or y.dtype != i8):
+        raise NotLowered(f"weights of {y.dtype} for {x.dtype}")
+    kinds = {t.dtype.kind for t in (x, y, out)}
+    integers = kinds <= {"i", "u"}
+    if not widened and (x.dtype != y.dtype or not (integers or kinds == {"f"})):
         raise NotLowered(f"a matrix product of {x.dtype} and {y.dtype}")
     if why := b.library(x, y):
         raise NotLowered(f"a library's ({why})")
     if b.engine and x.dtype.bytes == 2 and min(len(x.shape), len(y.shape)) > 1:
         x, y = _in_lines(b, x, y.shape[-1]), _in_lines(b, y, x.shape[-2])
     total = accumulate_dtype(x.dtype)
+    if integers:
+        total = out.dtype if out.dtype.bits >= 32 else i32
     factor = tiles.tf32 if b.tf32 and x.dtype == f32 else lambda value: cast(value, total)
     batch = len(x.shape) - 2 if len(y.shape) > 2 else 0
     own = len(x.shape) - 1
@@ -95,19 +114,16 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
         acc = b.acc("add", total)
         with b.loop(x.shape[-1], "k") as k:
             left = b.load(x, (*place[:own], k))
-            right = b.load(y, (*place[:batch], k, *place[own:]))
+            right = cast(b.load(y, (*place[:batch], k, *place[own:])), x.dtype)
             b.update(acc, "add", op("product", factor(left), factor(right)))
-        b.store(target, place, epilogue(acc[0], place))
+        b.store(target, place, cast(epilogue(acc[0], place), out.dtype) if integers else epilogue(acc[0], place))
     return target
 
 
 def _in_lines(b: Builder, x: Value, results: Index) -> Value:
     """``x``, or a copy of it, where the engine takes it; each element takes part in ``results`` sums."""
-    if x.strides is None or x.coords is None or copied_along(x) is not None:
-        return x
-    matrix = (len(x.shape) - 2, len(x.shape) - 1)
-    along = next((d for d in matrix if constant(x.strides[d]) == 1), matrix[1])
-    if prod(_about(n) for n in x.shape) < LARGE or _about(results) < REUSED or constant(x.shape[along]) is None:
+    along = _brought_along(x, results)
+    if along is None or x.strides is None:
         return x
     order = [d for d in loop_order(x.shape, x.strides) if d != along] + [along]
     strides, step = [ONE] * len(order), ONE
@@ -117,6 +133,35 @@ def _in_lines(b: Builder, x: Value, results: Index) -> Value:
     out = b.temp(x.dtype, x.shape, tuple(strides))
     b.fill(out, lambda c: b.load(x, c))
     return out
+
+
+def _brought_along(x: Value, results: Index) -> int | None:
+    """The dimension along which ``x`` is copied first; None if it is not."""
+    if x.strides is None or x.coords is None or copied_along(x) is not None:
+        return None
+    matrix = (len(x.shape) - 2, len(x.shape) - 1)
+    along = next((d for d in matrix if constant(x.strides[d]) == 1), matrix[1])
+    few = prod(_about(n) for n in x.shape) < LARGE or _about(results) < REUSED
+    return None if few or constant(x.shape[along]) is None else along
+
+
+def pieces(x: Value, y: Value) -> int:
+    """Bytes of the smallest pieces in which threads of a GPU would copy a factor, of 16 bits, from where it lies: those that are
+    brought into lines first have 16."""
+    if min(len(x.shape), len(y.shape)) < 2:
+        return 2 * LINE
+    return min(_pieces(x, y.shape[-1]), _pieces(y, x.shape[-2]))
+
+
+def _pieces(x: Value, results: Index) -> int:
+    if copied_along(x) is not None or _brought_along(x, results) is not None:
+        return 2 * LINE
+    if x.strides is None:
+        return x.dtype.bytes
+    along = next((d for d in range(len(x.shape) - 2, len(x.shape)) if constant(x.strides[d]) == 1), None)
+    others = [x.offset, *(x.strides[d] for d in range(len(x.shape)) if d != along and not is_one(x.shape[d]))]
+    found = [n for n in (8, 4) if along is not None and all(c * x.dtype.bytes % n == 0 for i in others for _, c in i.terms)]
+    return found[0] if found else x.dtype.bytes
 
 
 def copied_along(x: Value) -> int | None:

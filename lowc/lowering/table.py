@@ -409,6 +409,8 @@ ASSERTS: dict[str, Callable[..., Any]] = {
 MATMUL: dict[str, Callable[..., Any]] = {
     "aten.convolution.default": convolution.convolution,
     "aten.mm.default": matmul.mm,
+    "aten._int_mm.default": matmul.int_mm,
+    "aten._weight_int8pack_mm.default": matmul.weight_int8pack_mm,
     "aten.addmm.default": matmul.addmm,
     "aten.bmm.default": matmul.bmm,
     "aten.baddbmm.default": matmul.baddbmm,

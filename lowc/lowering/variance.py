@@ -5,11 +5,12 @@ Two passes over a row, the mean and then the squared distances from it.  With m'
     sum (x - m)**2  =  sum (x - m')**2  -  (sum (x - m'))**2 / n
 
 The second term would be 0 for an exact m'; with it the result is exact also where rows are far from 0, next to their deviation
-(T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the Sample Variance", 1983, the corrected two-pass algorithm).  The
-mean takes the sum of plain distances up, too, m' + sum (x - m') / n: so of equal elements it is that element, as in ATen, and
-what layer norm makes of them is 0, not the mean's rounding times 1 / sqrt(eps).  If parts of a row lie apart in memory, as in
-batch norm over (batch, height, width), a part is read again while it is in the cache, and the parts' moments are moved from
-their own mean m' to one for all, m'', before they are added up:
+(T. Chan, G. Golub, R. LeVeque, "Algorithms for Computing the Sample Variance", 1983, the corrected two-pass algorithm).  Of
+such rows the mean takes the sum of plain distances up, too, m' + sum (x - m') / n: so of equal elements it is that element, as
+in ATen, and what layer norm makes of them is 0, not the mean's rounding times 1 / sqrt(eps).  (Where elements are not near m',
+x - m' is rounded, and what their sum says is noise; a plain sum may be exact, as of small whole numbers.)  If parts of a row
+lie apart in memory, as in batch norm over (batch, height, width), a part is read again while it is in the cache, and the
+parts' moments are moved from their own mean m' to one for all, m'', before they are added up:
 
     sum (x - m'')**2  =  sum (x - m')**2  +  2 (m' - m'') sum (x - m')  +  n (m' - m'')**2
     sum (x - m'')     =  sum (x - m')  +  n (m' - m'')
@@ -27,6 +28,9 @@ from lowc.lowering.builder import Builder, Operand, Row
 from lowc.lowering.reduce import Dims, only_floats, reduced_dims, total
 from lowc.lowering.scalars import cast, like, op, select
 from lowc.lowering.values import Value, contiguous_strides, loop_order, product
+
+# The mean's rounding counts where it is more than a thousandth of the deviation.
+COUNTS = 2.0**-20
 
 # Below, a part is less than two loads of a warp, and its sums cost as much as reading it again.
 LEAST_PART = 64
@@ -150,7 +154,8 @@ def _about_the_mean(mean: Expr, spread: Expr, rest: Expr, count: Expr) -> tuple[
     exact = op("sub", spread, op("mul", rest, error))
     exact = op("max", exact, like(0.0, exact))  # of equal elements it might round below
     finite = op("lt", spread, like(math.inf, spread))
-    return select(finite, exact, spread), select(finite, op("add", mean, error), mean)
+    counts = op("and", finite, op("ge", op("mul", rest, error), op("mul", spread, like(COUNTS, spread))))
+    return select(finite, exact, spread), select(counts, op("add", mean, error), mean)
 
 
 def _mean_spread_and_rest(r: Row, acc: DType) -> tuple[Expr, Expr, Expr]:

@@ -20,7 +20,7 @@ from lowc.ir.elsewhere import on_cpu
 from lowc.ir.graph import Graph
 from lowc.options import Options
 from lowc.package.describe import described
-from lowc.package.lowered import lowered
+from lowc.package.lowered import lowered, with_constants
 from lowc.standalone import container, cpu, library, loader, manifest, weights
 from lowc.standalone.files import write_together, write_whole
 from lowc.standalone.function import Function
@@ -141,7 +141,7 @@ def _with_cpus(
     from lowc.package import for_cpu
 
     tell("lowering", 1)
-    module = lowered(on_cpu(exported.graph), options)
+    module = with_constants(lowered(on_cpu(exported.graph), options), len(exported.inputs))
     sections, kernels, texts = for_cpu.common(), dict(made.kernels), dict(made.texts)
     codes = list(made.manifest.code)
     for number, level in enumerate(levels):

@@ -86,12 +86,14 @@ def _symbol(symbol: Symbol, given: Sequence[Input], graph: Graph) -> manifest.Sy
 
 def places(module: Module, exported: "Exported") -> dict[str, tuple[str, int]]:
     """What a call puts where code expects a buffer or a size of ``module``: by name, kind and number as in the manifest.  Temps
-    that are placed in the workspace are not among them."""
+    that are placed in the workspace are not among them; inputs behind the weights are what is made of those once."""
     found: dict[str, tuple[str, int]] = {"workspace": ("workspace", 0)}
     count = len(exported.inputs)
+    weights = count + len(exported.weights)
     for n, each in enumerate(module.inputs):
         if isinstance(each, Buffer):
-            found[each.name] = ("input", n) if n < count else ("weight", n - count)
+            kind = "input" if n < count else "weight" if n < weights else "made"
+            found[each.name] = kind, n - {"input": 0, "weight": count, "made": weights}[kind]
     for number, output in enumerate(module.outputs):
         if isinstance(output, View):
             found[output.buffer.name] = ("output", number)

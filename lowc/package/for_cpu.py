@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from lowc.artifact import Native
 from lowc.errors import LowcError
-from lowc.ir.nodes import Module
+from lowc.ir.index import constant
+from lowc.ir.nodes import Buffer, Module
+from lowc.ir.walk import storage_size
 from lowc.options import Options
 from lowc.package.describe import places, tree_of
 from lowc.package.lowered import checks, kernel_count, placed
@@ -26,13 +28,14 @@ def code(
 ) -> tuple[manifest.Code, bytes, int, dict[str, str | bytes]]:
     """What the manifest says of the code for ``level``; the object file; how many kernels it has; the texts asked for."""
     from lowc.ir.printer import print_module
-    from lowc.scheduler import pipeline
+    from lowc.scheduler import once, pipeline
 
     levels: Any = import_module("lowc.backends.x86.levels")
     x86: Any = import_module("lowc.backends.x86")
     target: Target = levels.level(level)
     machine = placed(pipeline.run(module, target, options))
-    made = x86.compile_module(machine, target, options)
+    count, kept = once.count(machine), once.made(machine)
+    made = x86.compile_module(machine, target, options, once=count)
     natives = [step.symbol for step in made.program if isinstance(step, Native)]
     if len(natives) != 1:
         raise LowcError("the model computes nothing", hint="return what is computed from the inputs")
@@ -44,6 +47,7 @@ def code(
         tuple(places(machine, exported)[name] for name in made.slots),
         tree_of(machine.workspace),
         checks(machine),
+        once=manifest.Once("once", tuple([_bytes(b) for b in kept])) if count else None,
     )
     show: Mapping[str, Callable[[], str | bytes]] = {
         "ir": lambda: print_module(machine),
@@ -52,6 +56,12 @@ def code(
         "obj": lambda: made.code,
     }
     return found, made.code, kernel_count(machine), {kind: show[kind]() for kind in emit if kind in EMIT}
+
+
+def _bytes(buffer: Buffer) -> int:
+    size = constant(storage_size(buffer))
+    assert size is not None
+    return size * buffer.dtype.bytes
 
 
 def _needs(level: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from lowc.errors import LowcError
 from lowc.ir.graph import Graph
-from lowc.ir.nodes import Extern, Launch, Module, View
+from lowc.ir.nodes import Buffer, Extern, Launch, Module, View
 from lowc.ir.walk import exprs, has_check, statements, storage_size
 from lowc.options import Options
 
@@ -32,6 +32,11 @@ def lowered(graph: Graph, options: Options, target: "Target | None" = None) -> M
                 hint="write it by other ops, or leave it outside of the model",
             )
     return module
+
+
+def with_constants(module: Module, given: int) -> Module:
+    """``module`` whose inputs, but for the first ``given``, are constants."""
+    return replace(module, constants=tuple([b.name for b in module.inputs[given:] if isinstance(b, Buffer)]))
 
 
 def placed(module: Module) -> Module:

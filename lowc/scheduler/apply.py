@@ -342,7 +342,7 @@ def staged_loads(
     tiles: dict[tuple[int, tuple[Index, ...], DType], Buffer] = {}
     for part in {id(p): p for s in statements(body) for e in exprs(s) for p in parts(e)}.values():
         first = neighbours(part) or part
-        step = 1 if first is part else 2
+        step = 1 if first is part else part.dtype.bits // first.dtype.bits
         if isinstance(first, Load) and first.mask is None and _transposed(first, row, column, step):
             key = id(first.buffer), first.index, part.dtype
             if key not in tiles:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 from lowc.ir.index import Axis, constant
 from lowc.ir.nodes import Expr, For, Kind
-from lowc.ir.types import u32
+from lowc.ir.types import i32, u32
 from lowc.ir.walk import free_atoms
 from lowc.scheduler.ahead import Ahead, memory
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
 from lowc.scheduler.contract import Step
-from lowc.scheduler.contraction import Contraction, as_it_lies, contiguous, innermost
+from lowc.scheduler.contraction import Contraction, as_it_lies, contiguous, innermost, is_fixed
 from lowc.scheduler.grid import Grid
 from lowc.scheduler.nest import estimate, iterations
 from lowc.scheduler.outward import Outward
@@ -31,6 +31,7 @@ from lowc.scheduler.tiles import DEPTH, STACK, flight, lengths, slices, tiles
 from lowc.target import Target
 
 LEAST = 1 << 20  # multiply-adds below which blocks copy what they need
+LEAST_KEPT = 1 << 16  # and where panels of the columns are kept from call to call
 LARGEST = 16 << 20  # bytes that a copy may take
 COPY, TURN = 1.2, 1.6  # cycles for an element that is copied as it lies, or transposed, read from memory and written to it
 FETCH = 0.3  # and for an element of a panel that a block reads, asked for ahead, from where all cores see it
@@ -68,23 +69,26 @@ class Form:
 
 
 def choose(
-    found: Contraction, batch: tuple[For, ...], lanes: int, cores: int, kind: Kind, target: Target
-) -> list[tuple[Step, ...]]:
-    """Schedules, best first; none if a copy would be too large, or not worth a loop of its own."""
-    if found.rows is None or iterations((*found.outer, found.depth)) < LEAST:
+    found: Contraction, batch: tuple[For, ...], lanes: int, cores: int, kind: Kind, target: Target, turned: bool | None = None
+) -> list[tuple[float, tuple[Step, ...]]]:
+    """Schedules with their costs, best first; none if a copy would be too large, or not worth a loop of its own.
+
+    ``turned``: whether roles of rows and columns are to be turned; None: either."""
+    least = LEAST_KEPT if is_fixed(found, found.right) else LEAST
+    if found.rows is None or iterations((*found.outer, found.depth)) < least:
         return []
     possible: list[tuple[float, Form, Sizes]] = []
-    for form in _forms(found, batch, lanes):
+    for form in [f for f in _forms(found, batch, lanes) if turned in (None, f.turned)]:
         possible += [(cost, form, sizes) for cost, sizes in _sizes(form, lanes, target, cores)]
     possible.sort(key=lambda p: p[0])
     block = innermost(found.outer[-1].body)
     assert block is not None
-    plans: list[tuple[Step, ...]] = []
-    for _, form, sizes in possible:
+    plans: list[tuple[float, tuple[Step, ...]]] = []
+    for cost, form, sizes in possible:
         plan = _plan(form, sizes, lanes, kind)
         if sizes.settled:  # what may be refused, as it hangs on how sizes divide, comes first
-            plans.append((*plan, Settle(f"{block[0].vars[0].name}_block")))
-        plans.append(plan)
+            plans.append((cost, (*plan, Settle(f"{block[0].vars[0].name}_block"))))
+        plans.append((cost, plan))
     return plans
 
 
@@ -130,12 +134,13 @@ def _sizes(form: Form, lanes: int, target: Target, cores: int) -> list[tuple[flo
             continue  # as many lanes of a row are copied at a time
         right = _elements(form, found.right, found.columns, across)
         left = _elements(form, found.left, form.rows, tall) if copied else 0
-        if max(left, right) * size > LARGEST:
+        kept = [is_fixed(found, f) for f in (found.left, found.right)]
+        if any(n * size > LARGEST and not k for n, k in zip((left, right), kept, strict=True)):
             continue
         copying = _copying(form, found.right, found.columns) * right + _copying(form, found.left, form.rows) * left
-        if copied == "panels" and found.left.dtype == u32 and tall < lanes:
+        if copied == "panels" and found.left.dtype in (i32, u32) and tall < lanes:
             copying += _copying(form, found.left, form.rows) * left * (lanes / tall - 1)  # a panel's row is a part of a vector
-        fixed = copying / cores + (FORK if cores > 1 else 0)
+        fixed = copying / cores + (FORK if cores > 1 and copying else 0)
         fetch = STREAM if right * size <= target.l2 // 2 else FETCH
         for high in lengths(rows, tall):
             for wide in lengths(columns, across):
@@ -169,6 +174,8 @@ def _own(form: Form, factor: Expr) -> list[For]:
 
 
 def _copying(form: Form, factor: Expr, along: For) -> float:
+    if is_fixed(form.found, factor):
+        return 0.0  # made once
     return COPY if _across(factor, along.axis, form.found.depth.axis) else TURN
 
 

@@ -1,6 +1,7 @@
 """Choosing the Schedule of a contraction on a CPU: blocks for the cores, packed factors, tiles of registers.
 
     Pairs       factors of bf16 two at a time, where the processor multiplies them so
+    Quads       factors of 8 bits four at a time (``choose_quads``)
     Grid        blocks of rows x columns over the cores; a block's sums, and its packed factors, fit into half of the L2 cache
     Outward     the sums of a block in an array
     Split       the depth in slices, so that a panel of the packed factors stays near
@@ -13,13 +14,14 @@ What a block costs is estimated in cycles of a core that starts two multiply-add
 from dataclasses import dataclass
 
 from lowc.ir.index import Axis, constant
-from lowc.ir.nodes import PARALLEL, Expr, For, Kernel, Kind
-from lowc.scheduler import choose_ahead, choose_thin, contract
+from lowc.ir.nodes import PARALLEL, Expr, For, Kernel, Kind, Load
+from lowc.scheduler import choose_ahead, choose_quads, choose_thin, contract
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
 from lowc.scheduler.choose import PARALLEL_WORK
+from lowc.scheduler.choose_quads import Ranked
 from lowc.scheduler.choose_thin import Thin
 from lowc.scheduler.contract import Step
-from lowc.scheduler.contraction import Contraction, as_it_lies, contiguous, find
+from lowc.scheduler.contraction import Contraction, as_it_lies, contiguous, find, is_fixed
 from lowc.scheduler.grid import Grid
 from lowc.scheduler.nest import estimate
 from lowc.scheduler.outward import Outward
@@ -34,6 +36,7 @@ STREAM = 0.05  # and for one that is read where it lies, while sums are formed
 START = 60.0  # and for each row that is packed, before memory follows
 SUM = 1.0  # and for a block's sum that is read and written
 FEW = 12  # rows (or columns) up to which dots are faster than tiles with a copy
+KEPT = 1  # and rows up to which they are where panels of the other factor are kept from call to call
 LEAST = 8  # rows, and elements deep, below which packing does not pay
 
 
@@ -50,18 +53,38 @@ class Sizes:
     direct: bool
 
 
-def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, ...], ...]:
-    """Schedules for ``kernel`` if that is one contraction, best first; none if it is none or so small that none pays."""
+def choices(
+    kernel: Kernel, target: Target, threads: bool, fixed: frozenset[str] = frozenset()
+) -> tuple[tuple[Step, ...], ...]:
+    """Schedules for ``kernel`` if that is one contraction, best first; none if it is none or so small that none pays.  ``fixed``:
+    params that are constants."""
     if len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
         return ()
-    found = find(kernel.body[0])
+    found = find(kernel.body[0], fixed)
     if found is None:
         return ()
-    if "avx512bf16" in target.ops and None not in (narrow(found.left), narrow(found.right)):
+    if plans := choose_quads.choices(kernel, found, target, threads, _ranked):
+        return plans
+    if "avx512bf16" in target.ops and None not in (narrow(found.left), narrow(found.right)) and not _widened(found):
         first = Pairs(found.depth.axis.name)
         paired = contract.apply(kernel, first)
-        if plans := choices(paired, target, threads):
+        if plans := choices(paired, target, threads, fixed):
             return tuple([(first, *plan) for plan in plans])
+    return tuple([plan for _, plan in _ranked(found, target, threads, None)])
+
+
+def _widened(found: Contraction) -> bool:
+    """Whether few rows meet weights that are computed, say from 8 bits: each is used so seldom that rounding it, and making pairs
+    of it, would take more than a product of f32 does."""
+    element = narrow(found.right)
+    high = 1 if found.rows is None else estimate(found.rows.axis.extent)
+    return high <= FEW and not isinstance(element, Load)
+
+
+def _ranked(found: Contraction, target: Target, threads: bool, turned: bool | None) -> list[Ranked]:
+    """Schedules for ``found``, best first, each with its rank among all schedules of the same contraction (lower is better).
+
+    ``turned``: as in ``choose_ahead.choose``."""
     rows = 1 if found.rows is None else estimate(found.rows.axis.extent)
     columns, depth = estimate(found.columns.axis.extent), estimate(found.depth.axis.extent)
     lanes = target.vector_bits // found.left.dtype.bits
@@ -71,17 +94,16 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
         count *= max(1, estimate(loop.axis.extent))
     parallel = threads and target.cores > 1 and count * rows * columns * depth // lanes >= PARALLEL_WORK
     kind, cores = (PARALLEL, target.cores) if parallel else (Kind(), 1)
-    found_plans: list[tuple[Step, ...]] = []
-    thin: list[tuple[Step, ...]] = []
+    plans: list[Ranked] = []
+    few, least = (KEPT, KEPT + 1) if is_fixed(found, found.right) else (FEW, LEAST)
     if depth >= LEAST:
-        thin.append(choose_thin.choose(Thin(found, tuple(batch), lanes, cores, kind), target))
-    if rows >= LEAST and columns >= lanes // 2 and depth >= LEAST:
-        ahead = choose_ahead.choose(found, tuple(batch), lanes, cores, kind, target)
-        found_plans = [*thin, *ahead] if min(rows, columns) <= FEW else [*ahead, *thin]
-        found_plans.append(_plan(found, batch, _sizes(found, lanes, target, count, cores), lanes, kind))
-    else:
-        found_plans = thin
-    return tuple(p for p in found_plans if p)
+        plan = choose_thin.choose(Thin(found, tuple(batch), lanes, cores, kind), target)
+        plans.append(((0 if min(rows, columns) <= few else 2, 0.0), plan))
+    if rows >= least and columns >= lanes // 2 and depth >= LEAST:
+        ahead = choose_ahead.choose(found, tuple(batch), lanes, cores, kind, target, turned)
+        plans += [((1, cost), plan) for cost, plan in ahead]
+        plans.append(((3, 0.0), _plan(found, batch, _sizes(found, lanes, target, count, cores), lanes, kind)))
+    return sorted([p for p in plans if p[1]], key=lambda p: p[0])
 
 
 # ---------------------------------------------------------------- sizes

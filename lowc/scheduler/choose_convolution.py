@@ -1,5 +1,5 @@
-"""Choosing how a convolution is done on a CPU, and whose it is with ``convolution="auto"``: lowc's own where that was measured to
-be faster than ATen's."""
+"""Choosing how a convolution is done on a CPU, and on any device whose it is with ``convolution="auto"``: lowc's own where that
+was measured to be faster than ATen's."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -24,6 +24,9 @@ OTHERS = "a library's (lowc's own with option convolution='own')"
 SCRATCH = 24 << 10  # bytes of a block's input, which stay in the L1 cache
 ROWS, MANY = (4, 7, 5, 3), (8, 7, 6, 5)  # places whose sums are in registers, for few taps and for many, by preference
 NARROW = 7  # places along lanes below which most of a vector is idle
+LINE = 8  # elements of 16 bits in the 16 bytes that the engine copies at least
+DEEP, WIDE, MANY_PLACES = 64, 128, 4096  # of products on a GPU: channels, results and places from which on its own is faster
+FEW = 25  # taps up to which on a GPU its own was measured to be faster
 CHANNELS = 16  # likewise channels
 SHALLOW = 4  # channels of the input up to which steps do no harm
 GROWING, FLAT = 160, 64  # channels that products sum over at most, where results lie along rows, or along channels
@@ -43,7 +46,7 @@ def library(target: Target, options: Options) -> Whose:
         if options.convolution == "library":
             return "option convolution='library'"
         if target.kind != "x86":
-            return "a library's: lowc's own is for CPUs"
+            return _on_a_gpu(target, options, dtype, x, w, out, followed)
         if options.convolution == "own":
             return ""
         if options.numerics == "strict":
@@ -57,6 +60,34 @@ def library(target: Target, options: Options) -> Whose:
         return _direct_slower(dtype, constant(x[0]) == 1, w, out, steps, followed)
 
     return why
+
+
+def _on_a_gpu(
+    target: Target, options: Options, dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta, followed: bool
+) -> str:
+    """Why a convolution on a GPU is ATen's.
+
+    Lowc's own are those of one channel in a group, and products of matrices (one tap), on tensor cores, where channels lie side
+    by side, as the engine copies them; of those, the ones that were measured to be faster
+    (benchmarks/results/h200_convolution.md).
+    """
+    own = options.convolution == "own"
+    made, channels, *taps = (constant(n) or 0 for n in w)
+    if channels != 1:
+        if prod(taps) != 1:
+            return "a library's: lowc has none of many channels and taps for GPUs"
+        if "wgmma" not in target.ops or dtype.bytes != 2:
+            return f"a library's: a product of {dtype}"
+        if constant(out.strides[1]) != 1 or made % LINE or channels % LINE:
+            return "a library's: channels do not lie as the engine copies them"
+        places = prod(constant(n) or 1 for n in (x[0], *out.shape[2:]))
+        if not own and (channels < DEEP or made < WIDE or places < MANY_PLACES):
+            return f"{OTHERS}: a product of {places}x{channels} and {channels}x{made}"
+    elif not own and (constant(out.strides[-1]) != 1 or prod(taps) > FEW):
+        return f"{OTHERS}: {'x'.join(map(str, taps))} taps, or channels side by side"
+    if options.numerics == "strict" and not own:
+        return "option numerics='strict'"
+    return "" if followed or own else f"{OTHERS}: no pointwise op follows"
 
 
 def _depthwise_slower(out: TensorMeta, followed: bool) -> str:

@@ -16,6 +16,7 @@ from lowc.scheduler.online_dots import OnlineDots, online_dots
 from lowc.scheduler.outward import Outward, outward
 from lowc.scheduler.pack import Pack, pack
 from lowc.scheduler.pairs import Pairs, pairs
+from lowc.scheduler.quads import Quads, quads
 from lowc.scheduler.registers import Registers, registers
 from lowc.scheduler.relay import Relayed, relayed
 from lowc.scheduler.relay_across import RelayedAcross, relayed_across
@@ -24,13 +25,15 @@ from lowc.scheduler.settle import Settle, settle
 from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
 Blocks = Online | OnlineDots | GradientBlocks | Relayed | RelayedGradient | RelayedAcross | Depthwise | Direct
-Step = Primitive | Pairs | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Blocks
+Step = Primitive | Pairs | Quads | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Blocks
 
 
 def apply(kernel: Kernel, step: Step) -> Kernel:
     """``kernel`` with ``step`` carried out; raises ScheduleError if its meaning would not stay."""
     if isinstance(step, Ahead):
         return ahead(kernel, step)
+    if isinstance(step, Quads):
+        return quads(kernel, step)
     if isinstance(step, GradientBlocks):
         return gradient_blocks(kernel, step)
     body = kernel.body

@@ -12,10 +12,11 @@ contraction is said by ``product``, which only lowering of matrix products write
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lowc.ir.index import Axis, constant, split
 from lowc.ir.nodes import Acc, Expr, For, Let, Load, Op, Stmt, Store, Update
-from lowc.ir.pairs import neighbours
+from lowc.ir.pairs import DOTS, neighbours, packed
 from lowc.ir.walk import Substitution, free_atoms, parts, statements, stores
 from lowc.scheduler.nest import chain, estimate
 
@@ -25,7 +26,7 @@ class Contraction:
     """``outer``: the loops around it, outermost first.  ``rows`` (None if there is no such loop) and ``columns`` are those of
     them that only ``left``, only ``right`` changes with; results are contiguous along ``columns``.
 
-    ``factors``: ``left`` is the first of the product (0) or the second (1).
+    ``swapped``: ``left`` is the second factor of the product.  ``fixed``: names of params that are constants.
     """
 
     outer: tuple[For, ...]
@@ -35,6 +36,7 @@ class Contraction:
     left: Expr
     right: Expr
     swapped: bool
+    fixed: frozenset[str] = frozenset()
 
 
 def has_products(body: Sequence[Stmt]) -> bool:
@@ -43,7 +45,7 @@ def has_products(body: Sequence[Stmt]) -> bool:
 
 
 def is_product(expr: Expr) -> bool:
-    return isinstance(expr, Op) and expr.name in ("product", "dot2")
+    return isinstance(expr, Op) and (expr.name == "product" or expr.name in DOTS)
 
 
 def innermost(body: Sequence[Stmt]) -> tuple[Acc, For, tuple[Stmt, ...]] | None:
@@ -71,8 +73,8 @@ def folded(body: Sequence[Stmt], value: Expr) -> Expr:
     return replace.expr(value)
 
 
-def find(loop: For) -> Contraction | None:
-    """The contraction that ``loop`` is, or None."""
+def find(loop: For, fixed: frozenset[str] = frozenset()) -> Contraction | None:
+    """The contraction that ``loop`` is, or None.  ``fixed``: params that are constants."""
     outer = chain((loop,))
     found = innermost(outer[-1].body)
     if found is None:
@@ -90,24 +92,36 @@ def find(loop: For) -> Contraction | None:
     right = apart[0]
     rows = [f for f in outer if f is not columns and f.axis in used[1 - right] and f.axis not in used[right]]
     best = max(rows, key=lambda f: estimate(f.axis.extent), default=None)
-    return Contraction(tuple(outer), best, columns, depth, product.args[1 - right], product.args[right], right == 0)
+    return Contraction(tuple(outer), best, columns, depth, product.args[1 - right], product.args[right], right == 0, fixed)
 
 
 def contiguous(factor: Expr, axis: Axis) -> bool:
-    """Whether all that ``factor`` reads and that changes with ``axis`` is contiguous along it; pairs are if they follow on one
-    another."""
-    if isinstance(factor, Op) and factor.name == "pair":
-        first, second = factor.args
-        if _steps(first, axis) == {2}:
-            return all(_pairs_up(*each) for each in zip(_reads(first), _reads(second), strict=True))
+    """Whether all that ``factor`` reads and that changes with ``axis`` is contiguous along it; pairs and quads are if they follow
+    on one another."""
+    found = packed(factor)
+    if found is not None and _steps(found.args[0], axis) == {len(found.args)}:
+        reads = [_reads(a) for a in found.args]
+        return all(_follow(a, b) for one, next_ in pairwise(reads) for a, b in zip(one, next_, strict=True))
     steps = _steps(factor, axis)
     return 1 in steps and steps <= {0, 1}
 
 
 def as_it_lies(factor: Expr, axis: Axis) -> bool:
-    """Whether ``factor`` is an element of memory, or a pair of neighbours, and contiguous along ``axis``."""
+    """Whether ``factor`` is an element of memory, or neighbours in one, and contiguous along ``axis``."""
     plain = neighbours(factor) is not None or (isinstance(factor, Load) and factor.mask is None)
     return plain and contiguous(factor, axis)
+
+
+def is_fixed(found: Contraction, factor: Expr) -> bool:
+    """Whether ``factor`` is made of constants, and a copy of it, which can then be kept, takes no more room than they do."""
+    read = _reads(factor)
+    return all(p.buffer.name in found.fixed and p.dtype.bits * lanes_of(factor) >= factor.dtype.bits for p in read) and bool(read)
+
+
+def lanes_of(factor: Expr) -> int:
+    """How many elements ``factor`` packs."""
+    wrapped = packed(factor)
+    return 1 if wrapped is None else len(wrapped.args)
 
 
 def _reads(factor: Expr) -> list[Load]:
@@ -118,7 +132,7 @@ def _steps(factor: Expr, axis: Axis) -> set[int | None]:
     return {constant(split(p.index[-1], axis)[0]) for p in _reads(factor)}
 
 
-def _pairs_up(first: Load, second: Load) -> bool:
+def _follow(first: Load, second: Load) -> bool:
     return first.buffer is second.buffer and constant(second.index[-1] - first.index[-1]) == 1
 
 

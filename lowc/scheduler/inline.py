@@ -122,7 +122,7 @@ def _choose(module: Module, blocked: set[int], branches: bool) -> dict[int, tupl
             continue
         if any(isinstance(module.steps[c], Extern) for c in consumers):
             continue
-        if branches and any(_is_factor(module.steps[c], nest.out) for c in consumers):
+        if (branches or _narrows(nest)) and any(_is_factor(module.steps[c], nest.out) for c in consumers):
             continue
         own_roots = frozenset[int]().union(*(roots[c] for c in consumers))
         if not _order_kept(step, number, own_roots, used.writers):
@@ -141,6 +141,14 @@ def _choose(module: Module, blocked: set[int], branches: bool) -> dict[int, tupl
             if not whole:
                 partial.add(number)
     return chosen
+
+
+def _narrows(nest: MapNest) -> bool:
+    """Whether bytes are made of what is wider, as where an input is quantised: a product reads them often, and four at a time."""
+    values = (nest.value, *(let.value for let in nest.lets))
+    return nest.out.dtype.bits == 8 and any(
+        isinstance(p, Load) and p.dtype.bits > 8 for value in values for p in parts(value)
+    )
 
 
 def _is_factor(step: Launch | Extern, buffer: Buffer) -> bool:

@@ -49,7 +49,7 @@ from lowc.target import Target
 # ops whose result on narrow floats needs no rounding: it is of the narrow type by itself
 EXACT = frozenset({"neg", "abs", "min", "max", "copysign", "fmod", "floor", "ceil", "trunc", "round", "tf32"})
 # not arithmetic: they take and give narrow floats as they are
-MOVES = frozenset({"select", "bitcast", "pair"})
+MOVES = frozenset({"select", "bitcast", "pair", "quad"})
 # reducers whose accumulators only ever hold one of the values
 CHOOSING = frozenset({"max", "min", "argmax", "argmin"})
 INEXACT = (None, False)
@@ -86,7 +86,12 @@ def _is_exact(expr: Expr) -> bool:
         return False
     if expr.name == "select":
         return any(map(_is_exact, expr.args[1:]))
-    return expr.name in EXACT or (expr.name == "cast" and _holds(expr.args[0], expr.dtype))
+    return expr.name in EXACT or (expr.name == "cast" and (_fits(expr.args[0]) or _holds(expr.args[0], expr.dtype)))
+
+
+def _fits(expr: Expr) -> bool:
+    """Whether every narrow float has all values of the dtype of ``expr``: 8 bits, as many as bf16 has in its mantissa."""
+    return expr.dtype.bits == 8 and expr.dtype.kind in "iub"
 
 
 def _holds(expr: Expr, dtype: DType) -> bool:
@@ -258,6 +263,8 @@ class _Rewriter:
             return self._computed(expr)
         if isinstance(expr, Op) and expr.name == "cast" and _holds(expr.args[0], expr.dtype):
             return self.rewrite(expr.args[0])
+        if isinstance(expr, Op) and expr.name == "cast" and _fits(expr.args[0]):
+            return Op("cast", (self.rewrite(expr.args[0]),), f32)
         if isinstance(expr, Op) and expr.name == "select" and any(map(_is_exact, expr.args[1:])):
             # else a negated branch would be rounded, which changes nothing, only to be widened again
             cond, *branches = expr.args

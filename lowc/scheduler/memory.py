@@ -14,7 +14,7 @@ used, the workspace is made smaller, and large temps beyond its end are tensors 
     live temps          ##      ##    ### ###        so the third is a tensor of its own, made when it is needed
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from lowc.ir import arithmetic
@@ -38,9 +38,7 @@ def run(module: Module, target: Target, options: Options) -> Module:
     module = prune(module, module.steps)
     placed, workspace = _plan(module)
     steps = share_kernels(module)
-    return Module(
-        "BUFFERED", module.symbols, module.inputs, module.temps, module.outputs, steps, placed, workspace
-    )
+    return replace(module, level="BUFFERED", steps=steps, placed=placed, workspace=workspace)
 
 
 @dataclass(slots=True)

@@ -31,9 +31,9 @@ from lowc.ir.index import (
 )
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Alloc, Buffer, Expr, For, FromIndex, Kind, Let, Load, Op, Stmt, Store, Var
-from lowc.ir.pairs import neighbours
+from lowc.ir.pairs import neighbours, packed
 from lowc.ir.types import i64
-from lowc.ir.walk import Substitution, free_atoms, parts
+from lowc.ir.walk import Substitution, free_atoms, parts, rewrite
 from lowc.scheduler.contraction import is_product
 from lowc.scheduler.nest import chain, nested
 from lowc.scheduler.rename import fresh
@@ -139,9 +139,10 @@ def _tiles(axis: Axis, size: int) -> Index:
 
 
 def _from_start(expr: Expr, axes: set[Axis], taken: set[str], starts: list[Stmt]) -> Expr:
-    """``expr``, if it is a load, or a pair of neighbours, from an address that is named outside of the loops over ``axes``: where
-    strides are symbols it takes several multiplications, which nobody would move out of them."""
-    first = neighbours(expr) or expr
+    """``expr``, if it is a load, or neighbours (with bits changed), from an address that is named outside of the loops over
+    ``axes``: where strides are symbols it takes several multiplications, which nobody would move out of them."""
+    wrapped = packed(expr)
+    first = expr if wrapped is None else neighbours(wrapped)
     if not isinstance(first, Load) or first.mask is not None:
         return expr
     terms = first.index[0].terms
@@ -151,8 +152,10 @@ def _from_start(expr: Expr, axes: set[Axis], taken: set[str], starts: list[Stmt]
     start = Var(fresh(f"{first.buffer.name}_at", taken), i64)
     starts.append(Let(start, FromIndex(fixed, i64)))
     place = first.index[0] - fixed + Opaque(start.name)
-    moved = Load(first.buffer, (place,))
-    return moved if expr is first else Op("pair", (moved, Load(first.buffer, (place + 1,))), expr.dtype)
+    if wrapped is None:
+        return Load(first.buffer, (place,))
+    new = Op(wrapped.name, tuple([Load(first.buffer, (place + n,)) for n in range(len(wrapped.args))]), wrapped.dtype)
+    return rewrite(expr, lambda e: e, {id(wrapped): new})
 
 
 def _ask(

@@ -7,6 +7,7 @@ is left to the call (``versions``).
 """
 
 from dataclasses import replace
+from itertools import chain
 
 from lowc.errors import ScheduleError
 from lowc.ir.nodes import Kernel, Launch, Module, Step
@@ -19,6 +20,7 @@ from lowc.scheduler import (
     choose_contraction,
     choose_convolution,
     choose_gradient,
+    choose_mma,
     choose_online,
     choose_simt,
     choose_tensor_cores,
@@ -26,6 +28,7 @@ from lowc.scheduler import (
 )
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
+from lowc.scheduler.choose_tensor_cores import COPIES
 from lowc.scheduler.distribute import distribute
 from lowc.scheduler.equal import share_kernels
 from lowc.scheduler.nest import expand_kernels, map_kernels, prune
@@ -44,14 +47,27 @@ def run(module: Module, target: Target, options: Options) -> Module:
         )
 
     def each(kernel: Kernel) -> Kernel:
-        tiled = _contraction(kernel, target, options.threads)
+        tiled = _contraction(kernel, target, options.threads, fixed.get(id(kernel), frozenset()))
         if tiled is None and options.threads:
             kernel = distribute(kernel, target)
         kernel = tiled or scheduled(kernel, choose(kernel, target, options.threads))
         return scheduled(kernel, cascade.choose(kernel))
 
     module = choose_gradient.together(module, target, options.threads)
-    return with_params(without_params(map_kernels(replace(module, steps=share_kernels(module)), each)))
+    module = replace(module, steps=share_kernels(module))
+    fixed = {} if "once" in options.off.split(",") else _constants(module)
+    return with_params(without_params(map_kernels(module, each)))
+
+
+def _constants(module: Module) -> dict[int, frozenset[str]]:
+    """By ``id`` of a kernel, its params that are constants in all launches of it."""
+    found: dict[int, frozenset[str]] = {}
+    for step in module.steps if module.constants else ():
+        if isinstance(step, Launch):
+            args = zip(step.kernel.params, step.args, strict=True)
+            names = frozenset(p.name for p, a in args if a.name in module.constants)
+            found[id(step.kernel)] = names & found.get(id(step.kernel), names)
+    return found
 
 
 def with_params(module: Module) -> Module:
@@ -97,10 +113,12 @@ def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:
     return kernel
 
 
-def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None:
-    """``kernel`` by the first of its possible schedules as a contraction that is legal throughout, if there is one."""
-    choosing = (choose_online, choose_gradient, choose_convolution, choose_contraction)
-    for steps in [s for each in choosing for s in each.choices(kernel, target, threads)]:
+def _contraction(kernel: Kernel, target: Target, threads: bool, fixed: frozenset[str]) -> Kernel | None:
+    """``kernel`` by the first of its possible schedules as a contraction that is legal throughout, if there is one.  ``fixed``:
+    params that are constants."""
+    choosing = (choose_online, choose_gradient, choose_convolution)
+    plans = [s for each in choosing for s in each.choices(kernel, target, threads)]
+    for steps in (*plans, *choose_contraction.choices(kernel, target, threads, fixed)):
         new = kernel
         try:
             for step in steps:
@@ -113,7 +131,13 @@ def _contraction(kernel: Kernel, target: Target, threads: bool) -> Kernel | None
 
 def _tensor_cores(kernel: Kernel, target: Target) -> tuple[Kernel, ...]:
     """``kernel`` by the first way of doing it on tensor cores that is legal; nothing if there is none."""
-    for step in (*choose_tensor_cores.choices(kernel, target), *choose_attention.ways(kernel, target)):
+    # factors that the engine does not take as they lie: warps by themselves were faster than where threads copy for ``wgmma``, at
+    # all that was measured (benchmarks/results/h200_mma.md); values that are computed were not
+    by_engine, by_threads = (choose_tensor_cores.choices(kernel, target, each) for each in (COPIES[:1], COPIES[1:]))
+    by_warps = tuple(choose_mma.choices(kernel, target))
+    first = by_warps if choose_mma.as_they_lie(kernel, target) else ()
+    ways = by_engine, first, by_threads, by_warps, choose_attention.ways(kernel, target)
+    for step in chain(*ways):
         try:
             return (contract.apply(kernel, step),)
         except ScheduleError:

@@ -2,7 +2,7 @@
 
 from lowc.ir.index import constant
 from lowc.ir.nodes import For
-from lowc.ir.types import DType, u32
+from lowc.ir.types import DType, i32, u32
 from lowc.ir.walk import exprs
 from lowc.scheduler.contraction import Contraction, innermost
 from lowc.scheduler.nest import estimate, weight
@@ -22,7 +22,7 @@ def tiles(rows: int, columns: int, factor: DType, target: Target) -> list[tuple[
     spare = 1 if "fma" in target.ops else 2
     loads = 0.9 if target.vector_bits == 512 else 2  # in a cycle
     most, line = HIGH, LINE
-    if factor == u32:
+    if factor in (i32, u32):
         spare, loads, most, line = OF_PAIRS, 1.8, 8, 1.0  # as measured on Zen 5, where 8 x 32 is best
     found: list[tuple[float, int, tuple[float, tuple[int, int]]]] = []
     for high in range(1, most + 1):

@@ -37,15 +37,21 @@ class Model(Function):
         run: Callable[[Any], int],
         kept: Sequence[object],
         again: "tuple[Callable[..., Function], tuple[Any, ...]] | None" = None,
+        once: Callable[[Any], int] | None = None,
     ) -> None:
         """``code``: that of ``run``, the native function.  ``constants``: the weights in order.  ``kept``: what has to live as
-        long as that.  ``again``: see ``Function``."""
+        long as that.  ``again``: see ``Function``.  ``once``: the function that makes what ``run`` finds made of the weights; it
+        is called here.  Raises MemoryError if there is no memory for that."""
         super().__init__(manifest, code, again)
-        self._run, self._kept = run, (*kept, *constants)
+        made = [aligned(size) for size in code.once.sizes] if code.once else []
+        self._run, self._kept = run, (*kept, *constants, *made)
         self._slots = ctypes.c_int64 * max(len(code.slots), 1)
         # what is in the slots of every call, and which are left to fill
-        self._fixed = self._slots(*(constants[n].ctypes.data if kind == "weight" else 0 for kind, n in code.slots))
-        self._open = [(slot, kind, n) for slot, (kind, n) in enumerate(code.slots) if kind != "weight"]
+        fixed = {"weight": constants, "made": made}
+        self._fixed = self._slots(*(fixed[kind][n].ctypes.data if kind in fixed else 0 for kind, n in code.slots))
+        self._open = [(slot, kind, n) for slot, (kind, n) in enumerate(code.slots) if kind not in fixed]
+        if once is not None:
+            once(self._fixed)  # reads and writes nothing else, and checks nothing
         self._spare: list[np.ndarray] = []
 
     def _results(self, given: Sequence[Any]) -> list[Any]:

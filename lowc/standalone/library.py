@@ -37,7 +37,10 @@ def write_library(
         raise LowcError(what, hint="lowc compile --target x86-64 adds it")
     inputs = [shared.Input(_section(container, ENTRY), {f"{OWN}_{name}": f"{prefix}_{name}" for name in FUNCTIONS})]
     for number, code in enumerate(codes):
-        inputs.append(shared.Input(_section(container, code.section), {code.symbol: f"run.{number}"}))
+        names = {code.symbol: f"run.{number}"}
+        if code.once is not None:
+            names[code.once.symbol] = f"once.{number}"
+        inputs.append(shared.Input(_section(container, code.section), names))
     inputs.append(shared.Input(_section(container, threads.POOL), _NONE))
     exports = [f"{prefix}_{name}" for name in FUNCTIONS]
     parts = shared.link(inputs, exports, os.path.basename(os.fspath(library)), [weights] if len(weights) else (), WEIGHTS)

@@ -94,8 +94,10 @@ def load_content(
     if on is not None or index is not None:
         return _on_gpu(container, manifest, codes, constants, again, on or _device(index or 0))
     code = cpu.best(codes)
-    library = Library(bytes(container.section(code.section)), (code.symbol,), threads.functions(container.section))
-    return Model(manifest, code, constants, _RUN(library.address(code.symbol)), (library,), again)
+    symbols = [code.symbol] + ([] if code.once is None else [code.once.symbol])
+    library = Library(bytes(container.section(code.section)), tuple(symbols), threads.functions(container.section))
+    run, *once = [_RUN(library.address(symbol)) for symbol in symbols]
+    return Model(manifest, code, constants, run, (library,), again, *once)
 
 
 def _device(index: int) -> "GpuDevice":

@@ -9,7 +9,8 @@ elements.
      "conditions": [[tree that is not 0, as a person reads it], ...], "weights_file": null or {"name", "size", "sha256"},
      "code": [{"level": "x86-64-v3", "needs": [flags of /proc/cpuinfo], "section": "x86-64-v3.o", "format": "elf",
                "symbol": function, "slots": [["input", 0], ["weight", 3], ["output", 0], ["workspace", 0], ["symbol", 0], ...],
-               "workspace": tree, "checks": {number of a step: ops and lines}, "gpu": null, or see ``launches``}, ...]}
+               "workspace": tree, "checks": {number of a step: ops and lines}, "gpu": null, or see ``launches``,
+               "once": null, or {"symbol": function, "sizes": [bytes, ...]}}, ...]}
 
 ``code`` lists the best first, those for GPUs (format "ptx") behind those for CPUs; a reader skips formats that it does not know.
 Behind each code lies ``interface``, a checksum of what it was compiled for: its accesses are right for those sizes alone.
@@ -69,6 +70,15 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
+class Once:
+    """What is made of the weights once, before the first call: memory of ``sizes`` bytes, slots ("made", number), which the
+    function ``symbol`` of the same slots fills; it reads nothing but weights."""
+
+    symbol: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Code:
     """Code in ``section``.  ``workspace``: bytes.  ``checks``: the ops of each step that may fail.
 
@@ -84,6 +94,7 @@ class Code:
     checks: Mapping[str, str]
     format: str = "elf"
     gpu: launches.Gpu | None = None
+    once: Once | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +130,8 @@ def interface(manifest: Manifest, code: Code) -> bytes:
     tensors = [list(map(_interface, part)) for part in (manifest.inputs, manifest.weights, manifest.outputs)]
     symbols = [(s.name, s.low, s.high, s.source) for s in manifest.symbols]
     conditions = [condition for condition, _ in manifest.conditions]
-    gpu = [] if code.gpu is None else [asdict(code.gpu)]
-    return sha256(json.dumps([symbols, tensors, conditions, code.slots, code.workspace, *gpu]).encode()).digest()
+    more = [asdict(each) for each in (code.gpu, code.once) if each is not None]
+    return sha256(json.dumps([symbols, tensors, conditions, code.slots, code.workspace, *more]).encode()).digest()
 
 
 def _interface(item: Tensor | Size) -> Any:
@@ -196,6 +207,8 @@ def _code(data: Any, known: frozenset[str], counts: Mapping[str, int]) -> Code:
     """An entry of ``code``; of one in a format that is not known, only what messages say."""
     if text(data["format"]) not in FORMATS:
         return Code(text(data["level"]), (), "", "", (), 0, {}, data["format"])
+    once = _once(data["once"]) if data.get("once") else None
+    counts = {**counts, "made": len(once.sizes) if once else 0}
     return Code(
         text(data["level"]),
         tuple(map(text, data["needs"])),
@@ -206,7 +219,15 @@ def _code(data: Any, known: frozenset[str], counts: Mapping[str, int]) -> Code:
         {text(step): text(what) for step, what in data["checks"].items()},
         data["format"],
         launches.read(data["gpu"], known, counts) if data.get("gpu") else None,
+        once,
     )
+
+
+def _once(data: Any) -> Once:
+    sizes = tuple(map(number, data["sizes"]))
+    if min(sizes, default=0) < 0:
+        raise ValueError("what is made once has a size below 0")
+    return Once(text(data["symbol"]), sizes)
 
 
 def _slot(kind: Any, place: Any, counts: Mapping[str, int]) -> tuple[str, int]:

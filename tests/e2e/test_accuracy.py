@@ -143,3 +143,15 @@ def test_the_mean_of_equal_elements_is_that_element(dims: tuple[int, ...], dtype
     assert torch.equal(variance, torch.zeros_like(variance)) and torch.equal(mean.expand_as(x), x)
     if 2 in dims:
         assert torch.equal(normal, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("dims", [(0, 1, 2), (0, 2)])
+def test_the_mean_of_whole_quarters_is_exact(dims: tuple[int, ...]) -> None:
+    """Their sum is, in any order; the sum of their distances from a rounded mean is not."""
+    draw = torch.Generator().manual_seed(622713)
+    for _ in range(8):
+        x = (torch.randn(27, 10, 10, generator=draw) * 8).round() / 4
+        torch._dynamo.reset()
+        means = torch.compile(lambda x: (torch.var_mean(x, dims)[1], torch.std_mean(x, dims)[1]), backend="lowc")(x)
+        for mean in means:
+            assert torch.equal(mean, x.double().mean(dims).float())

@@ -14,7 +14,7 @@ from lowc.ir.interp import run_kernel
 from lowc.ir.nodes import Acc, Buffer, Const, Expr, For, FromIndex, Kernel, Load, Op, Store, Update, Var
 from lowc.ir.numeric import from_storage, storage_dtype, to_storage, value_dtype
 from lowc.ir.ops import APPROXIMATE, MATHS, OPS, REDUCERS, result_dtype
-from lowc.ir.types import DTYPES, DType, bf16, bool_, f16, f32, f64, i32, i64, is_computable, u32
+from lowc.ir.types import DTYPES, DType, bf16, bool_, f16, f32, f64, i8, i32, i64, is_computable, u8, u32
 
 TORCH = {
     **{n: getattr(torch, n.replace("i", "int")) for n in ("i8", "i16", "i32", "i64")},
@@ -449,8 +449,34 @@ def test_pairs_are_two_numbers_and_dots_the_sum_of_two_products() -> None:
         np.testing.assert_allclose(run_op("dot2", [u32, u32], [x, y])[finite], wanted.astype(np.float32)[finite], rtol=3e-7)
 
 
+@pytest.mark.parametrize("left", [i8, u8])
+@pytest.mark.parametrize("right", [i8, u8])
+def test_quads_are_four_bytes_and_dots_the_sum_of_four_products(left: DType, right: DType) -> None:
+    rng = np.random.default_rng(0)
+    sides = []
+    for dtype in (left, right):
+        low, high = (-128, 127) if dtype == i8 else (0, 255)
+        values = [np.concatenate([rng.integers(low, high + 1, 50), [low, high]]) for _ in range(4)]
+        packed = run_op("quad", [dtype] * 4, values)
+        assert packed.dtype == (np.int32 if dtype == i8 else np.uint32)
+        for n, value in enumerate(values):
+            np.testing.assert_array_equal(packed.view(np.uint32) >> np.uint32(8 * n) & 0xFF, value.astype(np.int64) & 0xFF)
+        sides.append((packed, values))
+    (x, a), (y, c) = sides
+    wanted = sum(p.astype(np.int64) * q for p, q in zip(a, c, strict=True))
+    kinds = [i32 if dtype == i8 else u32 for dtype in (left, right)]
+    np.testing.assert_array_equal(run_op("dot4", kinds, [x, y]), wanted)
+
+
+def test_quads_take_bytes_of_one_kind() -> None:
+    for dtypes in ([i8, i8, u8, i8], [i32] * 4, [f32] * 4):
+        with pytest.raises(ValueError, match="quad"):
+            result_dtype(OPS["quad"], tuple(dtypes), None)
+    assert result_dtype(OPS["dot4"], (u32, i32), None) == i32
+
+
 def test_every_row_is_tested() -> None:
-    others = {"fma", "mad", "ldexp", "cast", "bitcast", "check_index", "check_nonzero", "soon", "pair", "dot2"}
+    others = {"fma", "mad", "ldexp", "cast", "bitcast", "check_index", "check_nonzero", "soon", "pair", "dot2", "quad", "dot4"}
     selects = {n for n in OPS if OPS[n].rule == "select"}
     others |= APPROXIMATE
     assert set(EXACT) | set(COMPARE) | set(INEXACT) | set(INTEGER) | others | selects == set(OPS)

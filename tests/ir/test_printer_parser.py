@@ -162,12 +162,12 @@ class Generator:
             for r in OPS.values()
             if (r.takes is None and dtype.kind in r.kinds and r.rule != "bool")
             or (dtype == bool_ and r.rule == "bool")
-            or (r.takes is not None and r.takes[1] == dtype)
+            or (r.takes is not None and dtype in dict(r.takes).values())
         ]
         row = rng.choice(rows)
         source = rng.choice([d for d in COMPUTED if d.kind in row.kinds])
         if row.takes is not None:
-            args = [row.takes[0]] * row.arity
+            args = [next(taken for taken, made in row.takes if made == dtype)] * row.arity
         elif row.rule == "given":
             if row.name == "bitcast":
                 source = rng.choice([d for d in COMPUTED if d.kind in row.kinds and d.bits == dtype.bits])

@@ -50,7 +50,6 @@ def test_what_is_faster_is_lowcs_own(given: dict[str, Any]) -> None:
     assert "option" in why(**given, options=Options(convolution="library"))
     assert "numerics" in why(**given, options=Options(numerics="strict"))
     assert "AVX-512" in why(**given, target=replace(AVX512, vector_bits=256))
-    assert "CPUs" in why(**given, target=replace(AVX512, kind="nvptx"))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +69,29 @@ def test_what_is_faster_is_lowcs_own(given: dict[str, Any]) -> None:
 def test_what_is_not_known_to_be_faster_is_a_librarys(given: dict[str, Any], reason: str) -> None:
     assert reason in why(**given)
     assert why(**given, options=Options(convolution="own", numerics="strict")) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"channels": 96, "made": 96, "wide": 56, "taps": 3, "groups": 96, "dtype": f16}, ""),
+        ({"channels": 96, "made": 96, "wide": 56, "taps": 7, "groups": 96, "dtype": f16}, "7x7 taps"),
+        ({"channels": 96, "made": 96, "wide": 56, "taps": 3, "groups": 96, "last": True}, "side by side"),
+        ({"channels": 96, "made": 96, "wide": 56, "taps": 3, "groups": 96, "followed": False}, "no pointwise"),
+        ({"channels": 64, "made": 256, "wide": 56, "taps": 1, "dtype": bf16, "last": True}, ""),
+        ({"channels": 64, "made": 256, "wide": 56, "taps": 1, "dtype": bf16}, "do not lie"),
+        ({"channels": 60, "made": 256, "wide": 56, "taps": 1, "dtype": bf16, "last": True}, "do not lie"),
+        ({"channels": 24, "made": 144, "wide": 56, "taps": 1, "dtype": bf16, "last": True}, "24x144"),
+        ({"channels": 512, "made": 2048, "wide": 7, "taps": 1, "dtype": bf16, "last": True}, "x512 and"),
+        ({"channels": 64, "made": 256, "wide": 56, "taps": 1, "last": True}, "a product of f32"),
+        ({"channels": 64, "made": 64, "wide": 56, "taps": 3, "dtype": bf16, "last": True}, "many channels and taps"),
+    ],
+)
+def test_whose_it_is_on_a_gpu(given: dict[str, Any], reason: str) -> None:
+    target = replace(AVX512, kind="nvptx", ops=frozenset({"wgmma"}))
+    assert reason in why(**given, target=target) and bool(reason) == bool(why(**given, target=target))
+    assert "option" in why(**given, target=target, options=Options(convolution="library"))
+    assert "numerics" in why(**given, target=target, options=Options(numerics="strict")) or reason
 
 
 @pytest.mark.skipif(not able("avx512"), reason="auto takes its own on AVX-512")

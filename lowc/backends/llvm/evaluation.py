@@ -7,14 +7,15 @@ from lowc.ir.nodes import Expr, Op
 from lowc.ir.walk import children
 
 T = TypeVar("T")
-APART = {"rarely": slice(0, None, 2), "soon": slice(0, 1), "pair": slice(0, 0)}  # the arguments that are evaluated before the op
+# the arguments that are evaluated before the op
+APART = {"rarely": slice(0, None, 2), "soon": slice(0, 1), "pair": slice(0, 0), "quad": slice(0, 0)}
 
 
 def evaluate_in_order(root: Expr, memo: dict[int, T], evaluate: Callable[[Expr], T]) -> T:
     """The value of ``root``: ``evaluate`` is called for each part once those of its own parts are in ``memo``, by ``id``.
 
-    What "rarely" guards, what "soon" only announces, and what "pair" may read at once is left to ``evaluate``.  (Not recursive:
-    expressions may be deep.)
+    What "rarely" guards, what "soon" only announces, and what "pair" and "quad" may read at once is left to ``evaluate``.  (Not
+    recursive: expressions may be deep.)
     """
     stack = [root]
     while stack:

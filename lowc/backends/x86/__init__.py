@@ -22,10 +22,11 @@ def detect(options: Options) -> Target:
     return _detect.detect(options.isa)
 
 
-def compile_module(module: Module, target: Target, options: Options, apart: bool = False) -> Artifact:
-    """The Artifact for a module @MACHINE; ``apart``: each launch is a native call of its own, to be timed.  Raises
-    CodegenError, naming the kernel, for what has no code."""
-    return _module.compile_module(module, target, options.threads, apart)
+def compile_module(module: Module, target: Target, options: Options, apart: bool = False, once: int = 0) -> Artifact:
+    """The Artifact for a module @MACHINE; ``apart``: each launch is a native call of its own, to be timed.  ``once``: the first
+    so many launches are no part of its program, but the function ``once``.  Raises CodegenError, naming the kernel, for what
+    has no code."""
+    return _module.compile_module(module, target, options.threads, apart, once)
 
 
 def stages(target: Target, options: Options) -> dict[str, Callable[[Module], str]]:

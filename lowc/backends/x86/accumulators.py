@@ -22,7 +22,7 @@ from lowc.errors import CodegenError
 from lowc.ir.index import Opaque, constant
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Acc, For, If, Stmt, Update, Var
-from lowc.ir.types import bool_, u32
+from lowc.ir.types import bool_, i32, u32
 from lowc.ir.walk import exprs, indices, parts, statements
 
 MAX_COPIES = 8
@@ -162,7 +162,8 @@ def update(
         if not g.scan and (not g.spread or inside):
             _add_product(b, g, copy, values, mask, ops)
             return
-        values = [apply(b, "dot2" if values[0].dtype == u32 else "mul", values, g.vars[0].dtype, ops)]
+        dtype = g.vars[0].dtype
+        values = [apply(b, "dot4" if dtype == i32 else "dot2" if values[0].dtype == u32 else "mul", values, dtype, ops)]
     lanes = max([v.lanes for v in values] + [mask.lanes if mask is not None else 0])
     if g.scan and g.lanes:
         _scan(b, g, values, mask, ops)

@@ -26,7 +26,7 @@ ABILITIES: dict[str, tuple[str, ...]] = {
     "sse2": ("rarely",),
 }
 # What a processor may have beyond its level, abilities by LLVM's names of the features; no artifact for a level relies on it.
-FURTHER: dict[str, tuple[str, ...]] = {"avx512": ("avx512bf16",), "avx2": (), "sse2": ()}
+FURTHER: dict[str, tuple[str, ...]] = {"avx512": ("avx512bf16", "avx512vnni"), "avx2": ("avxvnni",), "sse2": ()}
 
 
 @cache
@@ -53,5 +53,5 @@ def detect(isa: str = "auto") -> Target:
     wanted = ",".join(f"+{f}" for f in sorted(features)) if best else ""
     # not the affinity of this thread: OMP_PROC_BIND ties it to one core, the others run on the rest
     cores = os.cpu_count() or 1
-    able_to = {*ABILITIES[isa], *(f for f in FURTHER[isa] if f in features)}
+    able_to = {*ABILITIES[isa], *(f for f in FURTHER[isa] if best and f in features)}
     return Target("x86", cpu if best else level, wanted, bits, registers, l1, l2, l3, cores, frozenset(able_to))

@@ -36,7 +36,7 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.ops import identity
-from lowc.ir.pairs import neighbours
+from lowc.ir.pairs import PACKED, neighbours
 from lowc.ir.types import i8, i64
 from lowc.ir.walk import statements, stores
 
@@ -332,8 +332,8 @@ class Emitter:
             return apply(self.b, "cast", [value], expr.dtype, self.r.ops)
         if expr.name == "rarely":
             return self.rarely(expr)
-        if expr.name == "pair":
-            return self.pair(expr)
+        if expr.name in PACKED:
+            return self.packed(expr)
         if expr.name == "soon":
             if isinstance(expr.args[1], Load):
                 access.fetch(self.r, expr.args[1].buffer, expr.args[1].index[0])
@@ -343,12 +343,12 @@ class Emitter:
             return CHECKS[expr.name](self.r, *args)
         return apply(self.b, expr.name, args, expr.dtype, self.r.ops)
 
-    def pair(self, expr: Op) -> Val:
-        """Two bf16 as 32 bits: as they lie in memory where they are neighbours."""
+    def packed(self, expr: Op) -> Val:
+        """Two bf16, or four bytes, as 32 bits: as they lie in memory where they are neighbours."""
         first = neighbours(expr)
-        if first is not None and (value := pairs.load(self.r, first, first.buffer.name in self.written)):
+        if first is not None and (value := pairs.load(self.r, first, expr.dtype, first.buffer.name in self.written)):
             return value
-        return apply(self.b, "pair", [self.eval(a) for a in expr.args], expr.dtype, self.r.ops)
+        return apply(self.b, expr.name, [self.eval(a) for a in expr.args], expr.dtype, self.r.ops)
 
     def rarely(self, expr: Op) -> Val:
         """select(cond, a, b), with a branch around ``a`` that is taken if no lane wants it."""

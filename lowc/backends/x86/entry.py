@@ -20,7 +20,7 @@ from lowc.backends.llvm import toolchain
 from lowc.backends.llvm.builder import Builder, ModuleText
 
 if TYPE_CHECKING:
-    from lowc.standalone.manifest import Manifest, Tensor
+    from lowc.standalone.manifest import Code, Manifest, Tensor
 
 MESSAGES = {
     0: "no error",
@@ -39,6 +39,7 @@ MESSAGES = {
 }
 COUNT_IN, COUNT_OUT, ADDRESS, DTYPE, RANK, SIZE, STRIDES, MEMORY, PROCESSOR, CONDITION = range(1, 11)
 _ARGUMENT = 256
+_ALIGN = 64
 TENSOR = "{ ptr, ptr, ptr, i32, i32 }"
 _CPUID = '"={ax},={bx},={cx},={dx},{ax},{cx},~{dirflag},~{fpsr},~{flags}"'
 
@@ -256,6 +257,11 @@ class _Entry:
         b, code = Builder(self.module), self.manifest.code[number]
         known = list(self.known(b).values())
         self.module.globals["weights"] = "@lowc.weights = external global i8"
+        made = ""
+        if code.once is not None:
+            self.made(number, offsets)
+            made = b.op(f"call ptr @made.{number}()")
+            self.refuse(b, b.op(f"icmp eq ptr {made}, null"), MEMORY)
         slots = b.alloca(f"[{max(len(code.slots), 1)} x i64]", 8)
         for slot, (kind, which) in enumerate(code.slots):
             place = b.pure(f"getelementptr i64, ptr {slots}, i64 {slot}")
@@ -266,6 +272,8 @@ class _Entry:
                 address = b.pure(f"getelementptr i8, ptr @lowc.weights, i64 {offsets[which]}")
             elif kind == "workspace":
                 address = "%workspace"
+            elif kind == "made":
+                address = b.pure(f"getelementptr i8, ptr {made}, i64 {_places(code)[which]}")
             else:
                 address = self.field(b, f"%{kind}s", which, 0, "ptr")
             b.line(f"store ptr {address}, ptr {place}")
@@ -275,6 +283,43 @@ class _Entry:
             f"internal i64 @call.{number}(ptr %inputs, ptr %outputs, ptr %known, ptr %workspace)",
             f"i64 {b.op(f'and i64 {result}, 15')}",
         )
+
+    def made(self, number: int, offsets: Sequence[int]) -> None:
+        """``ptr @made.N()``: the memory of what is made of the weights once, for as long as the process lives; null if there
+        is none.  Of threads that come at the same time each may make it, and all take that of the first one done."""
+        b, code = Builder(self.module), self.manifest.code[number]
+        assert code.once is not None
+        self.module.globals[f"kept.{number}"] = f"@kept.{number} = internal global ptr null, align 8"
+        seen = b.op(f"load atomic ptr, ptr @kept.{number} acquire, align 8")
+        b.leave(b.op(f"icmp ne ptr {seen}, null"), [], f"ptr {seen}")
+        self.module.declare("posix_memalign", "i32", "ptr, i64, i64")
+        self.module.declare("free", "void", "ptr")
+        cell = b.alloca("ptr", 8)
+        places = _places(code)
+        failed = b.op(f"call i32 @posix_memalign(ptr {cell}, i64 {_ALIGN}, i64 {places[-1]})")
+        b.leave(b.op(f"icmp ne i32 {failed}, 0"), [], "ptr null")
+        memory = b.op(f"load ptr, ptr {cell}")
+        slots = b.alloca(f"[{len(code.slots)} x i64]", 8)
+        for slot, (kind, which) in enumerate(code.slots):
+            place = b.pure(f"getelementptr i64, ptr {slots}, i64 {slot}")
+            address = "null"
+            if kind == "weight":
+                address = b.pure(f"getelementptr i8, ptr @lowc.weights, i64 {offsets[which]}")
+            elif kind == "made":
+                address = b.pure(f"getelementptr i8, ptr {memory}, i64 {places[which]}")
+            b.line(f"store ptr {address}, ptr {place}")
+        self.module.declare(f"once.{number}", "i64", "ptr")
+        b.op(f"call i64 @once.{number}(ptr {slots})")
+        exchanged = b.op(f"cmpxchg ptr @kept.{number}, ptr null, ptr {memory} acq_rel acquire")
+        first = b.op(f"extractvalue {{ ptr, i1 }} {exchanged}, 0")
+        late = b.op(f"icmp ne ptr {first}, null")
+
+        def release() -> list[str]:
+            b.line(f"call void @free(ptr {memory})")
+            return []
+
+        b.branch(late, [], release)
+        b.finish(f"internal ptr @made.{number}()", f"ptr {b.op(f'select i1 {late}, ptr {first}, ptr {memory}')}")
 
     def run(self) -> None:
         b, known = self.begin()
@@ -346,6 +391,14 @@ class _Entry:
         name = f"text.{number}"
         self.module.globals[name] = f'@{name} = private constant [{len(message) + 1} x i8] c"{message}\\00"'
         return f"@{name}"
+
+
+def _places(code: "Code") -> list[int]:
+    """Where what is made of the weights begins in its memory, and where the last of it ends."""
+    places = [0]
+    for size in code.once.sizes if code.once is not None else ():
+        places.append(-(-(places[-1] + size) // _ALIGN) * _ALIGN)
+    return places
 
 
 def _as_tensor(output: Any) -> Any:

@@ -16,6 +16,7 @@ from lowc.ir.nodes import Buffer, Extern, Launch, Module
 from lowc.ir.walk import exprs, has_check, statements
 from lowc.target import Target
 
+ONCE = "once"  # the function of what is done once, not in each call
 ERRORS = 16  # error codes of a step; the step number is above them
 
 
@@ -27,9 +28,10 @@ def slot_names(module: Module) -> tuple[str, ...]:
 
 
 def emit_module(
-    module: Module, target: Target, threads: bool, *, places: Places | None = None, apart: bool = False
+    module: Module, target: Target, threads: bool, *, places: Places | None = None, apart: bool = False, once: int = 0
 ) -> tuple[str, tuple[Native | Extern, ...]]:
-    """LLVM IR text and the host program.  ``apart``: each launch is a native call of its own.  Raises CodegenError, with the
+    """LLVM IR text and the host program.  ``apart``: each launch is a native call of its own.  ``once``: the first so many
+    launches are no part of that, but a function ONCE of the same slots.  Raises CodegenError, with the
     ``origin`` of the launch that has no code.
     """
     text = ModuleText(ATTRIBUTES, places)
@@ -44,7 +46,10 @@ def emit_module(
             if isinstance(step, Launch) and id(step.kernel) not in done:
                 done.add(id(step.kernel))
                 _emit(text, step, target, threads)
-        program.append(_run(text, module, run))
+        if first := tuple([number for number in run if number < once]):
+            _run(text, module, first, ONCE)
+        if len(first) < len(run):
+            program.append(_run(text, module, run[len(first) :]))
     return text.text(), tuple(program)
 
 
@@ -57,8 +62,8 @@ def _emit(text: ModuleText, step: Launch, target: Target, threads: bool) -> None
         raise
 
 
-def _run(text: ModuleText, module: Module, launches: tuple[int, ...]) -> Native:
-    symbol = f"run_{launches[0]}"
+def _run(text: ModuleText, module: Module, launches: tuple[int, ...], symbol: str = "") -> Native:
+    symbol = symbol or f"run_{launches[0]}"
     b = Builder(text)
     slots = slot_names(module)
     region = Region(b, frozenset(), "%error")
@@ -96,9 +101,9 @@ def _checks(launch: Launch) -> bool:
     return any(has_check(e) for s in statements(launch.kernel.body) for e in exprs(s))
 
 
-def compile_module(module: Module, target: Target, threads: bool, apart: bool = False) -> Artifact:
+def compile_module(module: Module, target: Target, threads: bool, apart: bool = False, once: int = 0) -> Artifact:
     """The Artifact for a module @MACHINE; raises CodegenError."""
-    text, program = emit_module(module, target, threads, apart=apart)
+    text, program = emit_module(module, target, threads, apart=apart, once=once)
     has_code = any(isinstance(step, Native) for step in program)
     code = toolchain.emit_object(text, target.cpu, target.features) if has_code else b""
     return Artifact(f"x86 {target.cpu}", code, slot_names(module), program, module)

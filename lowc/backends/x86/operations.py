@@ -51,7 +51,7 @@ def apply(b: Builder, name: str, args: list[Val], dtype: DType, ops: frozenset[s
     return function(b, args, dtype, lanes, ops)
 
 
-_MOVES = frozenset({"cast", "bitcast", "select", "pair"})
+_MOVES = frozenset({"cast", "bitcast", "select", "pair", "quad"})
 # ---------------------------------------------------------------- rows with more to them
 
 
@@ -326,6 +326,8 @@ _FUNCTIONS: dict[str, Row] = {
     "mulhi": _mulhi,
     "pair": dots.pair,
     "dot2": dots.dot2,
+    "quad": dots.quad,
+    "dot4": dots.dot4,
     "sqrt": _unary_intrinsic("sqrt"),
     "copysign": _copysign,
     "floor": _unary_intrinsic("floor", "round"),

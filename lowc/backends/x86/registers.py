@@ -19,7 +19,7 @@ from lowc.backends.x86.region import scalar_index
 from lowc.ir.index import Axis, Index, constant, split
 from lowc.ir.nodes import Alloc, Buffer, For, If, Load, Op, Stmt, Store, Var
 from lowc.ir.ops import identity
-from lowc.ir.types import f32, f64, u32
+from lowc.ir.types import f32, f64, i32, i64, u32
 from lowc.ir.walk import exprs, loads, parts, stores
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ UNROLLED = 64  # iterations, as in ``emit``
 def width(alloc: Alloc, rest: Sequence[Stmt]) -> int:
     """Lanes of the vectors that ``alloc`` consists of, which ``rest`` accesses; 0 if it must be memory."""
     size = constant(alloc.buffer.shape[0]) if len(alloc.buffer.shape) == 1 else None
-    if size is None or alloc.buffer.dtype not in (f32, f64, u32):
+    if size is None or alloc.buffer.dtype not in (f32, f64, i32, i64, u32):
         return 0
     found: set[int] = set()
     if not _known(rest, alloc.buffer, [], None, found) or len(found) != 1:
@@ -123,11 +123,13 @@ def store(e: "Emitter", stmt: Store) -> None:
 
 
 def factors(e: "Emitter", value: object) -> list[Val] | None:
-    """The factors of a product (or pairs of a dot) that an addition takes up unrounded; None if there are none, or the target
+    """The factors of a product of floats (or of a dot) that an addition takes up unrounded; None if there are none, or the target
     cannot."""
-    if isinstance(value, Op) and value.name in ("product", "dot2") and "fma" in e.r.ops:
-        return [e.eval(a) for a in value.args]
-    return None
+    if not isinstance(value, Op):
+        return None
+    rounds = value.name == "dot2" or (value.name == "product" and value.dtype.kind == "f")
+    fused = value.name == "dot4" or (rounds and "fma" in e.r.ops)
+    return [e.eval(a) for a in value.args] if fused else None
 
 
 def _number(e: "Emitter", buffer: Buffer, index: Index) -> int:

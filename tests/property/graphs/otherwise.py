@@ -12,6 +12,10 @@ themselves (vectors and single elements, CPU and GPU, float16 and float32).  low
   many as a hundred for thousands of elements.  (In float32 it is the program in float64 that shows it.)
 * the gradients of ``elu`` and its like, and of ``hardswish``, at NaN: NaN, as in eager's vector code, or passed on, as in its
   code for single elements.
+* the gradients of ``relu6`` and ``hardtanh`` at NaN: 0, as in eager's vector code, where its code for single elements passes what
+  comes on.
+* ``maximum`` and ``minimum`` of zeros of two signs: the second, where eager's vector code and that for single elements differ;
+  log makes it visible in gradients.
 * ``gelu`` with tanh: 1 / (1 + exp(-2 u)) for (1 + tanh(u)) / 2, which cancels for negative u.
 """
 
@@ -89,6 +93,47 @@ def hardswish(x: Tensor) -> Tensor:
     return x * (x + 3).clamp(0, 6) / 6
 
 
+class _Clamped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.low, ctx.high = low, high
+        return F.hardtanh(x, low, high)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        return torch.where((x > ctx.low) & (x < ctx.high), grads[0], 0.0), None, None
+
+
+def hardtanh(x: Tensor, low: float, high: float) -> Any:
+    return _Clamped.apply(x, low, high)
+
+
+def relu6(x: Tensor) -> Any:
+    return _Clamped.apply(x, 0.0, 6.0)
+
+
+class _Second(torch.autograd.Function):
+    """Zeros that are those of ``y``, if that has them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return torch.where((x == 0) & (y == 0), y.to(x.dtype), x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+def maximum(x: Tensor, y: Tensor) -> Any:
+    return _Second.apply(torch.maximum(x, y), y)
+
+
+def minimum(x: Tensor, y: Tensor) -> Any:
+    return _Second.apply(torch.minimum(x, y), y)
+
+
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     if approximate != "tanh":
         return F.gelu(x)
@@ -149,10 +194,13 @@ def _chained(factors: Tensor, dim: int) -> Tensor:
 
 
 SPACE: dict[str, Any] = {
-    "torch": _Instead(torch, var, std, var_mean, std_mean),
-    "F": _Instead(F, layer_norm, elu, selu, celu, hardswish, gelu),
+    "torch": _Instead(torch, var, std, var_mean, std_mean, maximum, minimum),
+    "F": _Instead(F, layer_norm, elu, selu, celu, hardswish, hardtanh, relu6, gelu),
 }
-OTHERWISE = ("layer_norm(", "_mean(", ".var(", ".std(", "elu(", "hardswish(", "approximate='tanh'")
+OTHERWISE = (
+    *("layer_norm(", "_mean(", ".var(", ".std(", "elu(", "hardswish(", "hardtanh(", "relu6(", "approximate='tanh'"),
+    *("maximum(", "minimum("),
+)
 """What is in the text of a line that is written another way."""
 
 PRODUCTS: list[dict[str, Any]] = [{"torch": _Instead(torch, _prod(order)), "F": F} for order in ("up", "down", "apart")]
