@@ -52,7 +52,7 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
         if guard_or_false(size == 0):
             return self.clone()
         if isinstance(size, torch.SymInt):
-            # Torch asks of each part whether it has one row only; sizes that may be any, as the user says, cannot be told apart so.
+            # Torch asks of each part whether it has one row only, which sizes that may be any by the user's word cannot tell.
             index = torch.remainder(torch.arange(size, device=out.device) - shift, size)
             out = out.index_select(dim, index).contiguous(memory_format=suggest_memory_format(out))
             continue
