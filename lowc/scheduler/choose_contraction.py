@@ -85,7 +85,7 @@ def _widened(found: Contraction) -> bool:
 def _ranked(found: Contraction, target: Target, threads: bool, turned: bool | None) -> list[Ranked]:
     """Schedules for ``found``, best first, each with its rank among all schedules of the same contraction (lower is better).
 
-    ``turned``: as in ``choose_ahead.choose``."""
+    ``turned``: as in ``choose_ahead.choose``; if it is true, only schedules with panels for all blocks are asked for."""
     rows = 1 if found.rows is None else estimate(found.rows.axis.extent)
     columns, depth = estimate(found.columns.axis.extent), estimate(found.depth.axis.extent)
     lanes = target.vector_bits // found.left.dtype.bits
@@ -95,6 +95,9 @@ def _ranked(found: Contraction, target: Target, threads: bool, turned: bool | No
         count *= max(1, estimate(loop.axis.extent))
     parallel = threads and target.cores > 1 and count * rows * columns * depth // lanes >= PARALLEL_WORK
     kind, cores = (PARALLEL, target.cores) if parallel else (Kind(), 1)
+    if turned:
+        ahead = choose_ahead.choose(found, tuple(batch), lanes, cores, kind, target, True)
+        return [((1, cost), plan) for cost, plan in ahead]
     plans: list[Ranked] = []
     few, least = FEW, LEAST
     if is_fixed(found, found.right):
