@@ -14,7 +14,8 @@ class Target:
     denormals as 0), "avx512vnni" and "avxvnni" (the op "dot4" as
     one instruction), "rarely" (the op, by a branch), "narrow_atomics" (reducing stores to f16 and bf16), "ex2" (2**x and 1/x as
     instructions, a few units in the last place off), "wgmma" (products of tiles of 16-bit floats, and an engine that copies
-    tiles).
+    tiles), "mma" (products of such tiles by warps, and copies that threads do not wait for).  ``shared``: bytes of shared memory
+    that a block may have if it asks for them.
     """
 
     kind: str
@@ -27,3 +28,4 @@ class Target:
     l3: int
     cores: int
     ops: frozenset[str]
+    shared: int = 0

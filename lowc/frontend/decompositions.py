@@ -51,6 +51,11 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
         size = out.shape[dim]
         if guard_or_false(size == 0):
             return self.clone()
+        if isinstance(size, torch.SymInt):
+            # Torch asks of each part whether it has one row only; sizes that may be any, as the user says, cannot be told apart so.
+            index = torch.remainder(torch.arange(size, device=out.device) - shift, size)
+            out = out.index_select(dim, index).contiguous(memory_format=suggest_memory_format(out))
+            continue
         start = (size - shift) % size
         out = torch.cat((out.narrow(dim, start, size - start), out.narrow(dim, 0, start)), dim)
     return out

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import RLock
 from types import FunctionType
 from typing import Any
 
@@ -43,6 +44,9 @@ from lowc.ir.index import Index, contiguous_strides, ix
 
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
+# torch.export puts functions of its own into tables of the process while it is at work, and fails if another thread has done so.
+_alone = RLock()
+
 
 @dataclass(frozen=True, slots=True)
 class Exported:
@@ -65,7 +69,7 @@ def load_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
     if not os.path.isfile(path):
         raise LowcError(f"there is no file {os.fspath(path)}")
     try:
-        with warnings.catch_warnings():
+        with _alone, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's about itself
             return torch.export.load(path)
     except Exception as error:
@@ -87,7 +91,7 @@ def export(
     shapes = tuple(_all_dynamic(given) for given in inputs) if dynamic is True else dynamic
     module, inputs, shapes = as_tensors(module, inputs, shapes)
     try:
-        with warnings.catch_warnings():
+        with _alone, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(module, tuple(inputs), dict(named or {}), dynamic_shapes=shapes, strict=False)
     except Exception as error:
@@ -123,8 +127,13 @@ def program_graph(program: torch.export.ExportedProgram, name: str, keep: Collec
     """What an artifact is made of.  ``keep``: ops that lowc has kernels for, which are not taken apart.
 
     Raises LowcError for a program that changes its inputs or buffers, or takes or returns what is no tensor or size, Unsupported
-    for what cannot be written down.
+    for what cannot be written down.  One thread at a time; the others wait.
     """
+    with _alone:
+        return _program_graph(program, name, keep)
+
+
+def _program_graph(program: torch.export.ExportedProgram, name: str, keep: Collection[str]) -> Exported:
     guards: list[str] = list(getattr(program, "_guards_code", ()))  # which decomposing forgets
     program = _taken_apart(program, keep)
     gm, signature = program.graph_module, program.graph_signature

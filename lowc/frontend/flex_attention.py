@@ -21,13 +21,14 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from lowc.errors import LowcError
 from lowc.frontend.dtypes import TORCH_DTYPES, TORCH_OF, dtype_of
-from lowc.frontend.once import once
 from lowc.frontend.unread import attribute
 from lowc.frontend.unused import drop_unused
 from lowc.ir import element_function
 from lowc.ir.element_function import Function, Line, marked, parsed, resolved
 from lowc.ir.types import DTYPES
+from lowc.once import once
 
+DEVICES = frozenset({"cpu", "cuda"})
 PLACES = frozenset({"device", "layout", "pin_memory", "memory_format"})  # of numbers on a CPU, they say nothing
 PLACE = 4  # parameters: batch, head, query, key; a score comes before them
 
@@ -93,14 +94,16 @@ def _written(
     """The arguments for functions that take a score ("s"), where it is, and a gradient ("g"), and what they capture."""
     query = given.tensors[0].meta["val"]
     mode = detect_fake_mode([node.meta.get("val") for node in given.tensors])
-    if mode is None or not isinstance(scale, float) or query.device.type != "cpu":
-        raise _StaysError("no CPU's")
+    if mode is None or not isinstance(scale, float) or query.device.type not in DEVICES:
+        raise _StaysError("no device of lowc's")
+    given.device = query.device
     working = torch.float64 if query.dtype == torch.float64 else torch.float32
     functions: list[Function] = []
     with mode:
-        place = [torch.empty((), dtype=torch.int64) for _ in range(PLACE)]
+        place = [torch.empty((), dtype=torch.int64, device=given.device) for _ in range(PLACE)]
         for held, taken, others in asked:
-            before, behind = ([torch.empty((), dtype=working)] if letter in taken else [] for letter in "sg")
+            score = torch.empty((), dtype=working, device=given.device)
+            before, behind = ([score] if letter in taken else [] for letter in "sg")
             captured = [given.argument(o) for o in others]
             functions.append(_function(gm, attribute(gm, held), [*before, *place, *behind], captured, others))
     return given.tensors, given.sizes, element_function.text(functions, scale, *more)
@@ -110,7 +113,7 @@ class _Given:
     """The tensors and the sizes that an op takes."""
 
     def __init__(self, tensors: list[fx.Node], sizes: list[fx.Node]) -> None:
-        self.tensors, self.sizes = tensors, sizes
+        self.tensors, self.sizes, self.device = tensors, sizes, torch.device("cpu")
 
     def argument(self, value: Any) -> Any:
         """``value``, which a function captures, as an argument."""
@@ -120,7 +123,7 @@ class _Given:
             return marked(value)
         if isinstance(value, fx.Node):
             found = value.meta.get("val")
-            if isinstance(found, Tensor) and found.device.type == "cpu" and found.layout == torch.strided:
+            if isinstance(found, Tensor) and found.device == self.device and found.layout == torch.strided:
                 return "tensor", _place(self.tensors, value)
             if isinstance(found, torch.SymInt):
                 return "size", _place(self.sizes, value)
@@ -160,6 +163,8 @@ def _function(
             shape = list(values[node].shape)
             if not all(isinstance(n, int) for n in shape):
                 raise _StaysError("makes a tensor of symbolic sizes")
+            if shape and values[node].device != parameters[0].device:
+                raise _StaysError("makes a tensor on another device")
             lines.append(Line(str(node.target), written, kwargs, dtype_of(values[node].dtype).name, shape))
         elif node.op == "output":
             result: Any = node.args[0]
@@ -178,7 +183,7 @@ def _called(node: fx.Node, values: dict[fx.Node, Any]) -> Tensor:
         value = target(*args, **kwargs)
     except Exception as error:  # torch's own, of any kind: then the call is torch's
         raise _StaysError(f"{node.target} cannot be called: {error}") from error
-    if not isinstance(value, Tensor) or value.device.type != "cpu" or value.dtype not in TORCH_DTYPES:
+    if not isinstance(value, Tensor) or value.dtype not in TORCH_DTYPES:
         raise _StaysError(f"{node.target} gives no tensor")
     return value
 

@@ -19,6 +19,7 @@ _OPERATORS: dict[type, str] = {
     ast.Add: "+", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!=",
     ast.And: "min", ast.Or: "max",
 }  # fmt: skip
+_FUNCTIONS = {"min": "min", "max": "max", "torch.sym_min": "min", "torch.sym_max": "max"}  # the latter since torch 2.15
 
 
 def conditions(code: Sequence[str], inputs: Mapping[str, Meta]) -> list[tuple[str, Condition]]:
@@ -39,7 +40,7 @@ def conditions(code: Sequence[str], inputs: Mapping[str, Meta]) -> list[tuple[st
 
 
 def _shown(text: str) -> str:
-    return text.replace("L['", "").replace("']", "").replace(".size()", ".shape")
+    return text.replace("L['", "").replace("']", "").replace(".size()", ".shape").replace("torch.sym_", "")
 
 
 def _tree(node: ast.expr, inputs: Mapping[str, Meta]) -> Condition:
@@ -64,8 +65,8 @@ def _tree(node: ast.expr, inputs: Mapping[str, Meta]) -> Condition:
         sides = [_tree(side, inputs) for side in (node.left, *node.comparators)]
         parts = [_compared(op, a, b) for op, a, b in zip(node.ops, sides, sides[1:])]
         return _chain("min", parts)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
-        return _chain(node.func.id, [_tree(value, inputs) for value in node.args])
+    if isinstance(node, ast.Call) and (function := _FUNCTIONS.get(ast.unparse(node.func))):
+        return _chain(function, [_tree(value, inputs) for value in node.args])
     raise ValueError(f"{ast.unparse(node)} is no arithmetic")
 
 

@@ -18,9 +18,9 @@ from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lowc.frontend.once import once
 from lowc.frontend.source import inherited
 from lowc.ir.philox import FRACTION_BITS, MULTIPLIERS, ROUNDS, WEYL, WORD, needs_two
+from lowc.once import once
 
 NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
 

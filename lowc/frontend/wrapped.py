@@ -21,10 +21,10 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2_de
 from lowc.errors import Unsupported
 from lowc.frontend.dtypes import TORCH_OF
 from lowc.frontend.floats import Float
-from lowc.frontend.once import once
 from lowc.ir.graph import GraphArg, Node, Ref, TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.types import DType
+from lowc.once import once
 
 TARGET = "lowc.call.default"
 WRAPPERS = ("auto_functionalized_v2", "run_and_save_rng_state", "run_with_rng_state")

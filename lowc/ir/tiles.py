@@ -12,8 +12,13 @@
 further rows, as many again, are those after them.  A tile lies along the depth, ``[rows, 64]`` or ``[depth / 64, rows, 64]``, or
 along its rows, ``[rows / 64, depth, 64]``; how the hardware swizzles it is between the fill and the product and not to be seen.
 
+With ``instr(mma)`` each warp multiplies by itself (``mma.sync``).  Threads may have fewer rows at a time there; those beyond the
+32 of each 16 rows have the next columns.  What fills the tiles is ``instr(async)``, copies that threads start and wait for later
+(``ir/pieces.py``), or ``instr(copy)``.
+
 Factors are f16 or bf16, widened, or f32 rounded to TF32 (8 bits of exponent, 10 of mantissa; to nearest, ties to even), which the
-engine does while it copies.  Tiles of f32 lie along the depth, ``[rows, 32]``, and the engine fills them.
+engine does while it copies, and warps as they read.  Tiles of f32 lie along the depth, ``[rows, 32]``; no thread computes them.
+So do those of i8, ``[rows, 128]``, widened to i32, whose sums are exact (modulo 2**32): for warps alone.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,11 +27,13 @@ from itertools import product
 
 from lowc.ir.index import ZERO, Axis, Index, Opaque, Symbol, atoms, constant, floordiv, ix, mod, split
 from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Load, Op, Stmt, Store
-from lowc.ir.types import DType, f32
+from lowc.ir.types import DType, f32, i8, i32
 from lowc.ir.walk import statements
 
-COPY, TMA, WGMMA = "copy", "tma", "wgmma"
-FILLS = (COPY, TMA)
+COPY, TMA, ASYNC = "copy", "tma", "async"
+WGMMA, MMA = "wgmma", "mma"
+FILLS = (COPY, TMA, ASYNC)
+WARP_ROWS = 16  # that a warp multiplies at a time
 LINE = 128  # bytes of a row of a tile, over which the hardware swizzles
 SPAN = 64  # elements of 16 bits in it
 STEP = 32  # bytes of the depth that an instruction multiplies
@@ -72,11 +79,12 @@ def held_at(row: Index, column: Index) -> tuple[Index, Index, Index, Index]:
 
 def row_of_many(thread: Index, number: Index, each: int, high: int) -> Index:
     """The row in a tile that is multiplied ``high`` rows at a time, ``each`` sums of a thread for each."""
-    return row(thread, number) + floordiv(number, ix(each)) * high
+    return row(mod(thread, ix(2 * high)), number) + floordiv(number, ix(each)) * high
 
 
-def column_of_many(thread: Index, number: Index, each: int) -> Index:
-    return column(thread, mod(number, ix(each)))
+def column_of_many(thread: Index, number: Index, each: int, high: int) -> Index:
+    """The column: every ``2 * high`` threads have the next ``2 * each``."""
+    return column(thread, mod(number, ix(each))) + floordiv(thread, ix(2 * high)) * (2 * each)
 
 
 def place(tile: Buffer, position: Index, depth: Index) -> tuple[Index, ...]:
@@ -133,7 +141,8 @@ def fill(stmt: Stmt) -> Fill | None:
     tile = inside.buffer
     if tile.space != "shared" or inside.index != tuple([ix(f.axis) for f in loops]):
         return None
-    if tile.dtype.bits != 16 and (tile.dtype != f32 or loops[0].kind.key != TMA):
+    keys = {f32: (TMA, ASYNC), i8: (ASYNC,)}.get(tile.dtype, FILLS if tile.dtype.bits == 16 else ())
+    if loops[0].kind.key not in keys:
         return None
     if tile.shape != tuple([f.axis.extent for f in loops]) or constant(tile.shape[-1]) != span(tile.dtype):
         return None
@@ -182,12 +191,12 @@ def box_of(loops: Sequence[For], buffer: Buffer, place: Index, mask: Expr | None
     if len(loops) < 2:
         return None
     inner, outer = loops[-1].axis, loops[-2].axis
-    dimensions = _dimensions(mask)
-    first = next((d for d in dimensions if constant(split(d[0], inner)[0]) == 1), None)
-    second = next((d for d in dimensions if constant(split(d[0], outer)[0]) == 1), None)
+    compared = dimensions(mask)
+    first = next((d for d in compared if constant(split(d[0], inner)[0]) == 1), None)
+    second = next((d for d in compared if constant(split(d[0], outer)[0]) == 1), None)
     if first is None or second is None or first is second or (constant(outer.extent) or BOX + 1) > BOX:
         return None
-    ordered = [first, second, *(d for d in dimensions if d is not first and d is not second)]
+    ordered = [first, second, *(d for d in compared if d is not first and d is not second)]
     rest = place
     sizes: list[Index] = []
     strides: list[Index] = []
@@ -216,7 +225,7 @@ def box_of(loops: Sequence[For], buffer: Buffer, place: Index, mask: Expr | None
     return Box(buffer, rest, tuple(sizes), tuple(strides), small, tuple(starts))
 
 
-def _dimensions(mask: Expr | None) -> list[tuple[Index, Index]]:
+def dimensions(mask: Expr | None) -> list[tuple[Index, Index]]:
     """(coordinate, size) for each comparison in a conjunction of them; none if it is anything else."""
     found: list[tuple[Index, Index]] = []
     pending = [] if mask is None else [mask]
@@ -256,7 +265,9 @@ class TileProduct:
     """``loop``: over ``threads``, ``rows`` x ``columns`` sums of two tiles, ``depth`` deep, added to the array ``sums``.
 
     ``deep``: whether the left and the right tile lie along a depth of several rows, ``[depth / 64, rows, 64]``.  ``split``: each
-    group of threads has all 64 rows and a share of the columns, instead of rows of its own."""
+    group of threads has all 64 rows and a share of the columns, instead of rows of its own.
+
+    ``key``: what multiplies, ``WGMMA`` or ``MMA``.  ``shares``: of the columns, among parts of the threads (``MMA``)."""
 
     loop: For
     sums: Buffer
@@ -268,15 +279,17 @@ class TileProduct:
     depth: int
     deep: tuple[bool, bool] = (False, False)
     split: bool = False
+    key: str = WGMMA
+    shares: int = 1
 
     @property
     def high(self) -> int:
         """Rows that all threads multiply at a time."""
-        return self.threads * GROUP_ROWS // GROUP
+        return self.threads * GROUP_ROWS // GROUP // self.shares
 
 
-def tile_product(loop: Stmt) -> TileProduct | None:
-    """The TileProduct that a thread loop is, or None: every coordinate must be where the hardware has it."""
+def tile_product(loop: Stmt, keys: Collection[str] = (WGMMA,)) -> TileProduct | None:
+    """The TileProduct by one of ``keys`` that a thread loop is, or None: every coordinate must be where the hardware has it."""
     nest: list[For] = []
     inside: Stmt = loop
     while isinstance(inside, For):
@@ -287,27 +300,40 @@ def tile_product(loop: Stmt) -> TileProduct | None:
     if len(nest) != 3 or not isinstance(inside, Store) or inside.reducer != "add" or inside.mask is not None:
         return None
     threads, numbers, depths = (f.axis for f in nest)
-    if nest[0].kind.name != "thread" or nest[1].kind.key != WGMMA or nest[2].kind.name != "serial":
+    key = nest[1].kind.key
+    if nest[0].kind.name != "thread" or key not in keys or nest[2].kind.name != "serial":
         return None
     value = inside.value
-    if not isinstance(value, Op) or value.name != "product" or value.dtype.name != "f32":
+    if not isinstance(value, Op) or value.name != "product" or value.dtype not in ((f32, i32) if key == MMA else (f32,)):
         return None
-    left, right = (narrow_load(a) or _single_load(a) for a in value.args)
+    left, right = (narrow_load(a) or _single_load(a) or _whole_load(a) for a in value.args)
     if left is None or right is None or left.dtype != right.dtype or inside.index != (ix(threads), ix(numbers)):
         return None
     sizes = [constant(i) for i in (threads.extent, numbers.extent, depths.extent)]
     count, each, depth = [n or 0 for n in sizes]
     if not count or count % GROUP or not depth or depth * left.dtype.bytes % STEP:
         return None
-    if left.dtype == f32 and (len(left.buffer.shape), len(right.buffer.shape)) != (2, 2):
+    if left.dtype.bits != 16 and (len(left.buffer.shape), len(right.buffer.shape)) != (2, 2):
         return None
     high = count * GROUP_ROWS // GROUP
     t, r, k = ix(threads), ix(numbers), ix(depths)
+    if key == MMA:
+        rows, columns = _across(left.buffer, False), _across(right.buffer, False)
+        for shares in (n for n in (1, 2, 4, 8) if each * count == rows * columns and not high % (n * WARP_ROWS)):
+            at_a_time, mine = high // shares, columns // (2 * shares)
+            if mine % 8 or rows % at_a_time:
+                continue
+            places = row_of_many(t, r, mine, at_a_time), column_of_many(t, r, mine, at_a_time)
+            if _is_at(left, places[0], k, depth, False) and _is_at(right, places[1], k, depth, False):
+                return TileProduct(
+                    nest[0], inside.buffer, left.buffer, right.buffer, count, rows, columns, depth, key=MMA, shares=shares
+                )
+        return None
     for left_deep, right_deep in product((False, True), repeat=2):
         rows, columns = _across(left.buffer, left_deep), _across(right.buffer, right_deep)
         if columns % 8 or rows % high or each * high * 2 != rows * columns:
             continue
-        row_, column_ = row_of_many(t, r, columns // 2, high), column_of_many(t, r, columns // 2)
+        row_, column_ = row_of_many(t, r, columns // 2, high), column_of_many(t, r, columns // 2, high)
         if _is_at(left, row_, k, depth, left_deep) and _is_at(right, column_, k, depth, right_deep):
             deep = left_deep, right_deep
             return TileProduct(nest[0], inside.buffer, left.buffer, right.buffer, count, rows, columns, depth, deep)
@@ -350,6 +376,13 @@ def _single_load(factor: Expr) -> Load | None:
     return load if isinstance(load, Load) and load.mask is None and load.buffer.space == "shared" else None
 
 
+def _whole_load(factor: Expr) -> Load | None:
+    """The load of i8 from a tile that ``factor`` is the widening of."""
+    load = factor.args[0] if isinstance(factor, Op) and factor.name == "cast" and factor.dtype == i32 else None
+    whole = isinstance(load, Load) and load.dtype == i8 and load.mask is None and load.buffer.space == "shared"
+    return load if isinstance(load, Load) and whole else None
+
+
 # ---------------------------------------------------------------- pipelines
 
 
@@ -383,10 +416,11 @@ def pipeline(loop: For) -> Pipeline | None:
     if len(loop.body) != 2 * len(tiles) + 1:
         return None
     fills = [fill(s) for s in loop.body[len(tiles) : -1]]
-    product = tile_product(loop.body[-1])
+    product = tile_product(loop.body[-1], (WGMMA, MMA))
     if product is None or any(product.deep) or product.split or {id(product.left), id(product.right)} != {id(t) for t in tiles}:
         return None
     found = tuple([f for f in fills if f is not None])
-    if [id(f.tile) for f in found] != [id(t) for t in tiles]:
+    ways = (COPY, ASYNC) if product.key == MMA else (COPY, TMA)
+    if [id(f.tile) for f in found] != [id(t) for t in tiles] or any(f.key not in ways for f in found):
         return None
     return Pipeline(loop, tiles, found, product)

@@ -17,8 +17,9 @@ from lowc.ir.index import Axis, Opaque, atoms
 from lowc.ir.nodes import Acc, Alloc, Barrier, Buffer, For, Kernel, Let, Load, Stmt, Store
 from lowc.ir.outlets import Outlet, outlet, outlets
 from lowc.ir.outlets import box as drained
+from lowc.ir.pieces import is_async
 from lowc.ir.relays import QUAD, SPREAD, Relay, block_body, has_relay, quad, relay
-from lowc.ir.tiles import FILLS, TMA, WGMMA, Pipeline, box, pipeline, pipelines
+from lowc.ir.tiles import ASYNC, FILLS, MMA, TMA, WGMMA, Pipeline, box, pipeline, pipelines
 from lowc.ir.walk import exprs, parts, statements
 
 Broken = tuple[Stmt | Kernel, str] | None
@@ -33,7 +34,7 @@ def broken(kernel: Kernel) -> Broken:
         inside.update(id(f.loops[0]) for f in found_relay.residents)
     for stmt in statements(kernel.body):
         if isinstance(stmt, For) and stmt.kind.name == "instr":
-            if stmt.kind.key not in (*FILLS, WGMMA, QUAD, SPREAD):
+            if stmt.kind.key not in (*FILLS, WGMMA, MMA, QUAD, SPREAD):
                 return stmt, f"a GPU has no instruction {stmt.kind.key}"
             if id(stmt) not in inside and stmt.kind.key != QUAD:
                 return stmt, f"instr({stmt.kind.key}) outside a pipeline"
@@ -88,7 +89,12 @@ def _parts(kernel: Kernel, found: Pipeline) -> Broken:
     for each in found.fills:
         if each.key == TMA and box(each) is None:
             return each.loops[0], f"what fills {each.tile.name} is no box of a buffer"
+        if each.key == ASYNC and not is_async(each):
+            return each.loops[0], f"what fills {each.tile.name} are no pieces of a buffer"
     product = found.product
+    teams = any(isinstance(s, For) and s.kind.name == "teams" for s in statements(kernel.body))
+    if product.key == MMA and (teams or outlets(kernel.body)):
+        return product.loop, "threads that fill and multiply have no teams, and store results themselves"
     sums = next((s for s in statements(kernel.body) if isinstance(s, Alloc) and s.buffer is product.sums), None)
     if sums is None or sums.reducer != "add" or sums.buffer.space != "local":
         return product.loop, f"{product.sums.name} is no local array of sums"

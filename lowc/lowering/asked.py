@@ -9,7 +9,7 @@ from lowc.ir.index import Index
 from lowc.ir.types import DType
 from lowc.options import Options
 
-Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool, bool], str]
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool, bool, int], str]
 Attends = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str, str], str]
 Convolves = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool], str]
 
@@ -17,8 +17,9 @@ Convolves = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Seque
 class Asked(NamedTuple):
     """Each says why an op is ATen's; "" for one of lowc's own.
 
-    ``library``: on a GPU, a product of tensors of a dtype and of two shapes; told also whether pointwise ops follow and whether
-    both lie as the engine copies them.  ``attention``: of a dtype, of queries, keys and values of three shapes; told also whether
+    ``library``: on a GPU, a product of tensors of a dtype and of two shapes; told also whether pointwise ops follow, whether
+    both lie as the engine copies them, whether both lie along the depth, and the bytes of the smallest pieces in which threads
+    would copy one.  ``attention``: of a dtype, of queries, keys and values of three shapes; told also whether
     there is a bias, whether it is causal, whether all lie as the engine copies, what is wanted ("result", "sums" for a backward
     pass as well, "gradients", "sums of gradients"), and whose the op is in ATen ("flash", "efficient", "cudnn",
     "cpu"; "flex": scores by a function).

@@ -16,7 +16,9 @@ Others, in artifacts that run without ATen: a matrix product whose right factor 
 then bring into the product.  Transposed, x is read at (p + padding - tap*dilation) / stride where that is whole and inside.
 """
 
+import itertools
 from collections.abc import Sequence
+from functools import partial, reduce
 from math import gcd, prod
 
 from lowc.errors import NotLowered
@@ -28,6 +30,7 @@ from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op
 from lowc.lowering.values import Coords, Value, loop_order, product, remap, reshape_coords, unravel
 
+UNROLLED = 49  # taps of which the sum is one expression, on a GPU
 SPAN = 64  # of the input, along a dimension, and taps; lowc's own for more is not worth it
 
 
@@ -155,13 +158,16 @@ def _by_places(
     window: tuple[Coords, Coords, Coords],
     groups: Index,
 ) -> Value:
-    """A loop for each dimension of the result, as it lies, and in it one for each of the sum; what scheduling looks for."""
+    """A loop for each dimension of the result, as it lies, and in it one for each of the sum; what scheduling looks for.
+
+    On a GPU a sum over few taps is one expression, so that the nest is a map, of which a thread makes what fills 16 bytes."""
+    every = [tuple([ix(n) for n in tap]) for tap in itertools.product(*(range(constant(n) or 0) for n in weight.shape[2:]))]
     total = accumulate_dtype(input.dtype)
     inside, outside = input.shape[1] // groups, out.shape[1] // groups
     target = b.result(out)
     with b.kernel(), b.loops(out.shape, loop_order(out.shape, out.strides)) as place:
-        acc = b.acc("add", total)
-        with b.loops(weight.shape[1:], range(len(weight.shape) - 1), "k") as (channel, *taps):
+
+        def term(channel: Index, taps: Sequence[Index]) -> Expr:
             where: list[Index] = []
             mask: Expr | None = None
             for d, (step, pad, gap) in enumerate(zip(*window, strict=True)):
@@ -169,9 +175,15 @@ def _by_places(
                 mask = _both(mask, b.inside(where[d], ix(0), input.shape[2 + d]))
             group = place[1] // outside if constant(groups) != 1 else ix(0)
             left = b.load(input, (place[0], group * inside + channel, *where), mask)
-            right = b.load(weight, (place[1], channel, *taps))
-            b.update(acc, "add", op("product", cast(left, total), cast(right, total)))
-        value: Expr = acc[0]
+            return op("product", cast(left, total), cast(b.load(weight, (place[1], channel, *taps)), total))
+
+        if b.gpu and constant(inside) == 1 and len(every) <= UNROLLED:
+            value = reduce(partial(op, "add"), [term(ix(0), tap) for tap in every])
+        else:
+            acc = b.acc("add", total)
+            with b.loops(weight.shape[1:], range(len(weight.shape) - 1), "k") as (channel, *taps):
+                b.update(acc, "add", term(channel, taps))
+            value = acc[0]
         if bias is not None:
             value = op("add", value, cast(b.load(bias, (place[1],)), total))
         b.store(target, tuple(place), value)

@@ -35,8 +35,6 @@ def lowering(table: Table) -> Callable[..., Results]:
 
     def lower(b: Builder, outs: Outputs, tensors: Sequence[Value], sizes: Sequence[Index], call: str) -> Results:
         """(result, logarithms of sums, greatest scores), the latter over log(2); None for what nothing needs."""
-        if b.gpu:
-            raise NotLowered("attention by a function on a GPU")
         (modify, mask), (scale,) = parsed(call)
         asked = _asked(_Functions(table, tensors, sizes, mask), modify, scale)
         check(asked, b.alone)

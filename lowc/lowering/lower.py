@@ -12,12 +12,12 @@ from lowc.ir import arithmetic, collective
 from lowc.ir.graph import Graph, GraphArg, Meta, Node, Ref, TensorMeta, device_of, devices_of, refs, refs_of
 from lowc.ir.index import Index, Symbol, atoms, constant, sole_atom
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
-from lowc.ir.types import f32
+from lowc.ir.types import f32, i8
 from lowc.lowering import choose_product, collectives, windows
 from lowc.lowering.asked import UNDECIDED, Asked, Attends, Convolves, Decided, Whose
 from lowc.lowering.attention import lines_of
 from lowc.lowering.builder import Builder
-from lowc.lowering.matmul import along_depth, copied_along
+from lowc.lowering.matmul import along_depth, copied_along, pieces
 from lowc.lowering.table import ACTIVATION, COPYING, POINTWISE, SIZES, TABLE
 from lowc.lowering.values import Coords, Value, contiguous_strides, whole
 from lowc.options import Options
@@ -67,8 +67,8 @@ def lower(
         if alone or (options is not None and options.matmul == "own" and not gpu):
             return ""
         if gpu:
-            if x.dtype.kind != "f":
-                return "of integers"
+            if x.dtype != y.dtype or (x.dtype.kind != "f" and x.dtype != i8):
+                return f"of {x.dtype} and {y.dtype}"
             if any(constant(s) == 0 for v in (x, y) for s in (v.strides or ())[-2:]):
                 return "a factor is expanded"
             if x.dtype == f32 and not (graph.tf32 and along_depth(x, y)):
@@ -76,7 +76,7 @@ def lower(
             in_lines = copied_along(x) is not None and copied_along(y) is not None
             if library is None:
                 return "on a GPU"
-            return library(x.dtype, x.shape, y.shape, builder.followed, in_lines, along_depth(x, y))
+            return library(x.dtype, x.shape, y.shape, builder.followed, in_lines, along_depth(x, y), pieces(x, y))
         made = all(y.buffer is not entry for entry in inputs)
         return "" if choose_product.own(x, y, options, target, made) else "lowc's own with option matmul='own'"
 

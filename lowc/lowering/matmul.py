@@ -122,11 +122,8 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
 
 def _in_lines(b: Builder, x: Value, results: Index) -> Value:
     """``x``, or a copy of it, where the engine takes it; each element takes part in ``results`` sums."""
-    if x.strides is None or x.coords is None or copied_along(x) is not None:
-        return x
-    matrix = (len(x.shape) - 2, len(x.shape) - 1)
-    along = next((d for d in matrix if constant(x.strides[d]) == 1), matrix[1])
-    if prod(_about(n) for n in x.shape) < LARGE or _about(results) < REUSED or constant(x.shape[along]) is None:
+    along = _brought_along(x, results)
+    if along is None or x.strides is None:
         return x
     order = [d for d in loop_order(x.shape, x.strides) if d != along] + [along]
     strides, step = [ONE] * len(order), ONE
@@ -136,6 +133,35 @@ def _in_lines(b: Builder, x: Value, results: Index) -> Value:
     out = b.temp(x.dtype, x.shape, tuple(strides))
     b.fill(out, lambda c: b.load(x, c))
     return out
+
+
+def _brought_along(x: Value, results: Index) -> int | None:
+    """The dimension along which ``x`` is copied first; None if it is not."""
+    if x.strides is None or x.coords is None or copied_along(x) is not None:
+        return None
+    matrix = (len(x.shape) - 2, len(x.shape) - 1)
+    along = next((d for d in matrix if constant(x.strides[d]) == 1), matrix[1])
+    few = prod(_about(n) for n in x.shape) < LARGE or _about(results) < REUSED
+    return None if few or constant(x.shape[along]) is None else along
+
+
+def pieces(x: Value, y: Value) -> int:
+    """Bytes of the smallest pieces in which threads of a GPU would copy a factor, of 16 bits, from where it lies: those that are
+    brought into lines first have 16."""
+    if min(len(x.shape), len(y.shape)) < 2:
+        return 2 * LINE
+    return min(_pieces(x, y.shape[-1]), _pieces(y, x.shape[-2]))
+
+
+def _pieces(x: Value, results: Index) -> int:
+    if copied_along(x) is not None or _brought_along(x, results) is not None:
+        return 2 * LINE
+    if x.strides is None:
+        return x.dtype.bytes
+    along = next((d for d in range(len(x.shape) - 2, len(x.shape)) if constant(x.strides[d]) == 1), None)
+    others = [x.offset, *(x.strides[d] for d in range(len(x.shape)) if d != along and not is_one(x.shape[d]))]
+    found = [n for n in (8, 4) if along is not None and all(c * x.dtype.bytes % n == 0 for i in others for _, c in i.terms)]
+    return found[0] if found else x.dtype.bytes
 
 
 def copied_along(x: Value) -> int | None:

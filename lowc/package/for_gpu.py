@@ -1,12 +1,13 @@
 """Code of an artifact for GPUs: PTX, and how its kernels are launched, as data."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lowc.artifact import Entry
 from lowc.backends.nvptx import assembler, devices
-from lowc.backends.nvptx.detect import FIRST_PTX, PTX_VERSIONS, capability
+from lowc.backends.nvptx.detect import FIRST_PTX, PTX_VERSIONS, capability, least_shared
 from lowc.errors import LowcError
 from lowc.ir.elsewhere import on_gpu
 from lowc.ir.nodes import Launch, Module
@@ -32,11 +33,13 @@ def level(name: str) -> str:
 
 
 def target(name: str) -> "tuple[Target, int]":
-    """The Target for a GPU as "sm_90", and the CUDA version whose driver can read the PTX for it."""
+    """The Target for a GPU as "sm_90", and the CUDA version whose driver can read the PTX for it; where that runs on later GPUs
+    as well, blocks have no more shared memory than any of them gives."""
     model = devices.model(name)
     least = max(FIRST_PTX.get(model.capability, 0), _PTX)
     driver = min(cuda for cuda, ptx in PTX_VERSIONS if ptx >= least)
-    return import_module("lowc.backends.nvptx.detect").target(model.capability, model.processors, driver, model.l2), driver
+    made: Target = import_module("lowc.backends.nvptx.detect").target(model.capability, model.processors, driver, model.l2)
+    return (made if made.cpu.endswith("a") else replace(made, shared=least_shared(model.capability))), driver
 
 
 def code(

@@ -64,7 +64,16 @@ class Pool:
 
     def shrink(self) -> None:
         """Frees the spare arenas above ``SMALL`` bytes."""
-        self._spare[:] = [arena for arena in self._spare if arena.size <= SMALL]
+        kept: list[Arena] = []
+        for _ in range(len(self._spare)):
+            # Taken out one by one, as calls take them: one that a call takes meanwhile must not come back with the rest.
+            try:
+                arena = self._spare.pop()
+            except IndexError:
+                break
+            if arena.size <= SMALL:
+                kept.append(arena)
+        self._spare.extend(reversed(kept))
 
     def clear(self) -> None:
         """Frees the spare arenas."""

@@ -123,6 +123,21 @@ def seen(found: Attention) -> tuple[Index | None, Expr]:
     return None, found.score
 
 
+def sees(found: Attention) -> tuple[Index | None, Index | None, Expr]:
+    """(how many keys a row sees at most, the first key that it sees, the score of those that it sees), each as the first of its
+    masks that says so does; None for what no mask says."""
+    conditions, score = masks(found.score)
+    bounds: list[Index | None] = []
+    for step in (-1, 1):
+        rooms = [_bound(c, found, step) for c in conditions]
+        number = next((n for n, room in enumerate(rooms) if room is not None), None)
+        bounds.append(None if number is None else rooms[number])
+        if number is not None:
+            del conditions[number]
+    limit, room = bounds
+    return limit, None if room is None else -room + 1, masked(conditions, score)
+
+
 def since(found: Attention) -> Index | None:
     """The first key that a row sees, as one of its masks says, no less than that of the row before; None if no mask does.
 

@@ -8,11 +8,12 @@ With option ``attention="auto"`` it is lowc's own where that was measured to be 
 from collections.abc import Callable, Sequence
 
 from lowc.ir.index import Index, constant
-from lowc.ir.nodes import For, Kernel
+from lowc.ir.nodes import For, Kernel, Load
 from lowc.ir.types import DType
+from lowc.ir.walk import free_atoms, parts
 from lowc.options import Options
 from lowc.scheduler import attention_gradient, choose_gradient, choose_online
-from lowc.scheduler.attention import find, seen
+from lowc.scheduler.attention import find, sees
 from lowc.scheduler.choose_tensor_cores import ABILITY, SHARED
 from lowc.scheduler.nest import estimate, numel
 from lowc.scheduler.relay import WIDEST, Relayed
@@ -60,15 +61,18 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     if found is None or found.rows is None:
         return ()
     deep, wide = constant(found.depth.extent) or WIDEST, constant(found.columns.extent) or WIDEST
-    late_first = seen(found)[0] is not None and estimate(found.keys.extent) <= LONG
+    limit, begin, score = sees(found)
+    late_first = limit is not None and estimate(found.keys.extent) <= LONG
     axis = found.outer[0].axis.name
     # blocks that take tiles in turns begin the next one while results leave, but under a mask some have more to do than others
-    blocks = 0 if seen(found)[0] is not None else target.cores
+    blocks = target.cores if limit is None and begin is None else 0
+    read = any(isinstance(p, Load) and found.keys in free_atoms(p) for p in parts(score))  # what is loaded takes registers
+    read = read or bool(found.lets)
     fitting = [
         Relayed(axis, groups, keys, stages, late_first, strips, blocks)
         for least in (1, 0)
         for groups, keys, stages in WAYS
-        if groups < 3 or max(deep, wide) <= THIN
+        if groups < 3 or (max(deep, wide) <= THIN and not read)
         for strips in ((2, 1) if least else (0,))
         if shared(deep, wide, groups, keys, stages, strips) <= SHARED
     ]
@@ -129,8 +133,8 @@ def library(target: Target, options: Options) -> Whose:
             return "option attention='library'"
         if options.numerics == "strict" and options.attention != "own":
             return "option numerics='strict'"
-        if other == "flex":  # which torch has by whole matrices of scores
-            return "" if target.kind != "nvptx" else "attention by a function on a GPU"
+        if other == "flex" and target.kind != "nvptx":  # which torch has by whole matrices of scores
+            return ""
         if wanted == "sums of gradients" and (why_not := _not_across(q, k, v, biased, target)):
             return why_not
         if target.kind != "nvptx":
@@ -151,7 +155,7 @@ def library(target: Target, options: Options) -> Whose:
             return "one query, or one key"
         if wanted == "gradients" and (q[1] != k[1] or (constant(q[-1]) or 0) + (constant(v[-1]) or 0) > WIDEST):
             return f"heads that share keys, or of {q[-1]} and {v[-1]}; lowc's own gradients have {WIDEST} columns together"
-        if options.attention == "own":
+        if options.attention == "own" or other == "flex":
             return ""
         measured = FASTER.get(("flash" if other == "cpu" else other, wanted))  # "cpu": captured there, for this target
         if biased or measured is None or not _faster(q, k, v, measured.get((constant(q[-1]) or 0, causal)), target.cores):

@@ -26,7 +26,7 @@ ROWS, MANY = (4, 7, 5, 3), (8, 7, 6, 5)  # places whose sums are in registers, f
 NARROW = 7  # places along lanes below which most of a vector is idle
 LINE = 8  # elements of 16 bits in the 16 bytes that the engine copies at least
 DEEP, WIDE, MANY_PLACES = 64, 128, 4096  # of products on a GPU: channels, results and places from which on its own is faster
-FEW = 25  # taps up to which the code of a GPU's thread has no loop over them
+FEW = 25  # taps up to which on a GPU its own was measured to be faster
 CHANNELS = 16  # likewise channels
 SHALLOW = 4  # channels of the input up to which steps do no harm
 GROWING, FLAT = 160, 64  # channels that products sum over at most, where results lie along rows, or along channels
@@ -65,9 +65,12 @@ def library(target: Target, options: Options) -> Whose:
 def _on_a_gpu(
     target: Target, options: Options, dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta, followed: bool
 ) -> str:
-    """Why a convolution on a GPU is ATen's.  Lowc's own are those of one channel in a group, an element of the result a thread,
-    and products of matrices (one tap), on tensor cores, where channels lie side by side, as the engine copies them; of those,
-    the ones that were measured to be faster (benchmarks/results/h200_convolution.md)."""
+    """Why a convolution on a GPU is ATen's.
+
+    Lowc's own are those of one channel in a group, and products of matrices (one tap), on tensor cores, where channels lie side
+    by side, as the engine copies them; of those, the ones that were measured to be faster
+    (benchmarks/results/h200_convolution.md).
+    """
     own = options.convolution == "own"
     made, channels, *taps = (constant(n) or 0 for n in w)
     if channels != 1:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 from lowc.ir import tiles
 from lowc.ir.index import Index, constant, lower_bound
-from lowc.ir.types import DType, f32
+from lowc.ir.types import DType, f32, i8
 from lowc.options import Options
+from lowc.scheduler import choose_mma
 from lowc.scheduler.choose_tensor_cores import ABILITY, START, WAYS, Size, best
 from lowc.target import Target
 
-Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool, bool], str]
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool, bool, int], str]
 SPAN = 0.65  # microseconds that a span of the model takes under load
 SPEED = 0.97  # the library's time over that of the best way …
 EVEN = 1.12  # … or over that of large tiles in equal parts for all multiprocessors, whichever is less
@@ -29,6 +30,7 @@ WORK = 15  # cheap instructions that pointwise ops take for an element
 LEAST = 256  # rows, columns, depth below which the model of the library is wrong
 GAIN = 1.02  # what the library must take of lowc's own time, at least
 
+INTEGERS = "lowc's own of i8 are for option matmul='own', of factors that lie along the depth, from compute capability 8.0 on"
 Range = tuple[int, int]
 ANY = 1 << 40
 
@@ -67,23 +69,28 @@ FASTER = (
 def library(target: Target, options: Options) -> Whose:
     """For ``lowering``: why a product of tensors of a dtype and of these shapes is the library's; "" for one of lowc's own.
 
-    Told are the dtype, the shapes, whether pointwise ops follow, whether both factors lie as the copying engine wants them, and
-    whether both lie along the depth.
+    Told are the dtype, the shapes, whether pointwise ops follow, whether both factors lie as the copying engine wants them,
+    whether both lie along the depth, and the bytes of the smallest pieces in which threads would copy a factor, 16 if large ones
+    that lie otherwise are brought into lines first.
     """
 
-    def why(dtype: DType, x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bool, along: bool) -> str:
+    def why(
+        dtype: DType, x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bool, along: bool, pieces: int = 16
+    ) -> str:
         if options.matmul == "library":
             return "option matmul='library'"
         if options.numerics == "strict" and options.matmul != "own":
             return "option numerics='strict'"
-        if ABILITY not in target.ops:
-            return f"lowc's own are for compute capability 9.0, not {target.cpu}"
-        if dtype.bits != 16 and dtype != f32:
+        if ABILITY not in target.ops and not (choose_mma.ABILITY in target.ops and options.matmul == "own"):
+            return f"lowc's own are for compute capability 9.0, from 8.0 on with option matmul='own', not {target.cpu}"
+        if dtype == i8 and not (along and options.matmul == "own" and choose_mma.ABILITY in target.ops):
+            return INTEGERS
+        if dtype.bits != 16 and dtype not in (f32, i8):
             return f"lowc's own are of f16, bf16 and f32, not {dtype}"
         if dtype == f32 and options.matmul != "own":
             return "lowc's own of f32 are for option matmul='own'"
         vector = len(x) < 2 or len(y) < 2 or constant(x[-2]) == 1 or constant(y[-1]) == 1
-        if any(constant(n) == 0 for n in (*x, *y)) or (vector and dtype == f32):
+        if any(constant(n) == 0 for n in (*x, *y)) or (vector and dtype.bits != 16):
             return "no product of two matrices"
         if (lower_bound(x[-1]) or 0) < 1:
             return "its depth may be 0"
@@ -91,12 +98,14 @@ def library(target: Target, options: Options) -> Whose:
             return ""
         if vector and (len(x) != 2 or len(y) != 2 or constant(y[-1]) == 1):
             return "no product of two matrices"
-        return _slower(x, y, followed, in_lines, along, target.cores)
+        return _slower(x, y, followed, in_lines, along, target.cores, pieces)
 
     return why
 
 
-def _slower(x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bool, along: bool, processors: int) -> str:
+def _slower(
+    x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bool, along: bool, processors: int, pieces: int
+) -> str:
     """Why a product is not worth a kernel of lowc's own."""
     extents = [constant(n) for n in (*x, y[-1])]
     known = [n for n in extents if n is not None]
@@ -113,20 +122,24 @@ def _slower(x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bo
         return ""
     if min(rows, columns, depth) < LEAST:
         return "it is small, and not among those that were measured; lowc's own with option matmul='own'"
-    gain = gain_of(size, followed, in_lines, processors)
+    gain = gain_of(size, followed, in_lines, processors, pieces)
     if gain >= GAIN:
         return ""
     return f"which takes {gain:.2f} of what lowc's own would; with option matmul='own' it is lowc's"
 
 
-def gain_of(size: Size, followed: bool, in_lines: bool, processors: int) -> float:
-    """About how many times as long as lowc's own the library takes, with the pointwise kernel after it."""
+def gain_of(size: Size, followed: bool, in_lines: bool, processors: int, pieces: int = 16) -> float:
+    """About how many times as long as lowc's own the library takes, with the pointwise kernel after it; ``pieces``: bytes of the
+    smallest in which a factor is copied, by warps if they are fewer than 16."""
     elements = size.batch * size.rows * size.columns
-    theirs = SPAN * best(size, processors)[0] * (SPEED if in_lines else BROKEN)
+    whole = best(size, processors)[0]
+    theirs = SPAN * (whole * SPEED if in_lines else START + (whole - START) * BROKEN)
     if in_lines:
         theirs = min(theirs, SPAN * EVEN * _shared(size, processors))
     if followed:
         theirs += POINTWISE + 4 * elements / MEMORY
+    if pieces < 16:
+        return theirs / choose_mma.time(size, processors, pieces)
     ours = SPAN * best(replace(size, work=WORK if followed else 0), processors)[0]
     if not in_lines:
         ours += 2 * POINTWISE + 4 * size.batch * size.depth * (size.rows + size.columns) / COPIED

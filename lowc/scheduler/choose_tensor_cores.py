@@ -15,6 +15,7 @@ from lowc.errors import ScheduleError
 from lowc.ir import tiles
 from lowc.ir.index import constant
 from lowc.ir.nodes import For, Kernel, Load, Stmt, Store
+from lowc.ir.types import i8
 from lowc.ir.walk import exprs, parts
 from lowc.scheduler.contraction import Contraction, contiguous, find, innermost
 from lowc.scheduler.nest import estimate, weight
@@ -43,6 +44,7 @@ MOST_SLICES = 32
 PARTS = 64 << 20  # bytes of sums of slices at most
 SAVED = 0.9  # of the time that a product takes in one piece, at most, for slices to be worth it
 AHEAD = 2  # turns that a team has at least: the first is no gain
+COPIES = ((tiles.TMA, tiles.TMA), (tiles.COPY, tiles.TMA), (tiles.TMA, tiles.COPY), (tiles.COPY, tiles.COPY))
 TRIES = 4  # ways that are tried, best first, should one not be legal
 
 
@@ -91,18 +93,18 @@ class Size:
     turned: bool = False
 
 
-def choices(kernel: Kernel, target: Target) -> tuple[TensorCores, ...]:
+def choices(kernel: Kernel, target: Target, copies: Sequence[tuple[str, str]] = COPIES) -> tuple[TensorCores, ...]:
     """Ways to do ``kernel`` if that is one contraction for tensor cores, best first; none if it is none."""
     found = contraction(kernel, target)
     if found is None or found.rows is None:
         return ()
     size = size_of(found)
     out: list[TensorCores] = []
-    for copies in ((tiles.TMA, tiles.TMA), (tiles.COPY, tiles.TMA), (tiles.TMA, tiles.COPY), (tiles.COPY, tiles.COPY)):
-        suited = [w for w in WAYS if tiles.COPY not in copies or (w.teams == 1 and w.groups > 1 and w.tile[1] <= NARROW)]
+    for each in copies:
+        suited = [w for w in WAYS if tiles.COPY not in each or (w.teams == 1 and w.groups > 1 and w.tile[1] <= NARROW)]
         ordered = sorted(suited, key=lambda way: cost(size, way, target.cores))
         for way in ordered[:TRIES]:
-            out += _steps(found, size, way, copies, target)
+            out += _steps(found, size, way, each, target)
     return tuple(out)
 
 
@@ -119,15 +121,17 @@ def _steps(found: Contraction, size: Size, way: Way, copies: tuple[str, str], ta
             return
 
 
-def contraction(kernel: Kernel, target: Target) -> Contraction | None:
+def contraction(kernel: Kernel, target: Target, ability: str = ABILITY) -> Contraction | None:
     """The contraction that ``kernel`` is, if ``target`` has tensor cores for it."""
-    if ABILITY not in target.ops or len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
+    if ability not in target.ops or len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
         return None
     found = find(kernel.body[0])
     if found is None or found.rows is None:
         return None
     try:
-        return found if narrow(found.left).dtype == narrow(found.right).dtype else None
+        dtype = narrow(found.left).dtype
+        suited = dtype == narrow(found.right).dtype and (dtype != i8 or ability != ABILITY)
+        return found if suited else None
     except ScheduleError:
         return None
 

@@ -56,8 +56,9 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.types import bool_, f32, i32, i64
-from lowc.ir.walk import Substitution, both, parts, rewrite, with_mask
-from lowc.scheduler.attention import Attention, find, seen
+from lowc.ir.walk import Substitution, rewrite
+from lowc.scheduler.attention import Attention, find, sees
+from lowc.scheduler.relay_scores import Place, Scores
 from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, RelayTiles
 from lowc.scheduler.rename import fresh, renewed
 from lowc.scheduler.tensor_cores import narrow
@@ -86,8 +87,8 @@ class Relayed:
 def relayed(loop: For, step: Relayed, taken: set[str]) -> tuple[Stmt, ...]:
     """``loop``, attention, by tiles; raises ScheduleError where it is none that tensor cores can do."""
     found = find(loop)
-    if found is None or found.rows is None or found.lets:
-        raise ScheduleError(f"the loop over {loop.axis} is no attention with rows, of scores that indices tell")
+    if found is None or found.rows is None:
+        raise ScheduleError(f"the loop over {loop.axis} is no attention with rows")
     if (lower_bound(found.keys.extent) or 0) < 1:
         raise ScheduleError(f"{found.keys} may have no iteration")
     return _Relay(found, step, taken).grid(step.late_first, step.blocks)
@@ -114,11 +115,7 @@ class _Relay(RelayTiles):
         self.query, self.key, self.value = (narrow(e) for e in (found.query, found.key, found.value))
         if not self.query.dtype == self.key.dtype == self.value.dtype == found.weight:
             raise ScheduleError("factors of several types")
-        self.limit, inner = seen(found)
-        if self.limit is not None:
-            step_, first = split(self.limit, self.rows)
-            if step_ != ONE or (constant(first) or 0) < 1:
-                raise ScheduleError(f"a row that sees {self.limit} keys")
+        self.limit, self.begin, inner = sees(found)
         self.score, self.factor = scaled(inner, found.product)
         self.each = step.keys // 2  # scores of a thread
 
@@ -146,6 +143,8 @@ class _Relay(RelayTiles):
     def segments(self) -> list[tuple[bool, Index, Index]]:
         """(whether some rows do not see all keys, how many tiles of keys, the number of the last, which comes first)."""
         keys, size = self.found.keys.extent, self.step.keys
+        if self.begin is not None or (self.limit is not None and not self.grows(self.limit)):
+            return self.between()
         if self.limit is None and (constant(keys) or 1) % size == 0:
             return [(False, floordiv(keys, ix(size)), floordiv(keys, ix(size)) - 1)]
         if self.limit is None:
@@ -156,6 +155,36 @@ class _Relay(RelayTiles):
             whole = self.named("whole", floordiv(minimum(keys - 1, first), ix(size)))
             count = self.named("count", floordiv(minimum(keys, first + (self.high - 1)) + (size - 1), ix(size)))
         return [(True, maximum(1, count - whole), count - 1), (False, whole, whole - 1)]
+
+    def grows(self, limit: Index) -> bool:
+        """Whether each row sees a key more than the one before, and the first sees one."""
+        step, first = split(limit, self.rows)
+        return step == ONE and (constant(first) or 0) >= 1
+
+    def between(self) -> list[tuple[bool, Index, Index]]:
+        """``segments`` where rows may see no key, and may not see the first ones; those are last."""
+        keys, size = self.found.keys.extent, self.step.keys
+        last_row = self.at[self.rows] + (self.high - 1)
+        most = least = keys
+        if self.limit is not None:
+            most, least = (minimum(keys, n) for n in (self.of_row(self.limit, last_row), self.of_row(self.limit)))
+        count = self.named("count", maximum(1, floordiv(most + (size - 1), ix(size))))
+        whole = minimum(count - 1, floordiv(maximum(least, 0), ix(size)))
+        if self.begin is None:
+            whole = self.named("whole", whole)
+            return [(True, maximum(1, count - whole), count - 1), (False, whole, whole - 1)]
+        first, behind = (maximum(self.of_row(self.begin, row), 0) for row in (self.at[self.rows], last_row))
+        low = self.named("low", minimum(count - 1, floordiv(first, ix(size))))
+        whole = self.named("whole", maximum(whole, low))
+        edge = self.named("edge", minimum(whole, floordiv(behind + (size - 1), ix(size))))
+        return [
+            (True, maximum(1, count - whole), count - 1), (False, maximum(0, whole - edge), whole - 1),
+            (True, maximum(0, edge - low), edge - 1),
+        ]  # fmt: skip
+
+    def of_row(self, index: Index, row: Index | None = None) -> Index:
+        """``index`` for a row, the first of the block unless told."""
+        return Substitution(self.at if row is None else {**self.at, self.rows: row}).index(index)
 
     def turns(self, masked: bool, count: Index, last: Index) -> For:
         turn = self.axis(f"{self.found.keys.name}_o", count)
@@ -180,7 +209,7 @@ class _Relay(RelayTiles):
         place = tiles.place if len(k.shape) == 2 else tiles.deep_place
         row = tiles.row_of_many(ix(t), ix(r), self.each, self.high)
         left = Load(self.q, place(self.q, row, ix(d)))
-        right = Load(k, place(k, tiles.column_of_many(ix(t), ix(r), self.each), ix(d)))
+        right = Load(k, place(k, tiles.column_of_many(ix(t), ix(r), self.each, self.high), ix(d)))
         return self.instruction(t, r, d, sums, left, right)
 
     def mix(self, v: Buffer) -> For:
@@ -215,7 +244,12 @@ class _Relay(RelayTiles):
         outside: list[Stmt] = []
         inside: list[Stmt] = []
         product = Load(scores, at)
-        score: Expr = self.scored(product, row, start + tiles.column(ix(t), piece * 4 + v), masked)
+        score: Expr = product
+        if not isinstance(self.score, Var):
+            first = start + mod(ix(t), ix(4)) * 2
+            ends = masked and (constant(self.found.keys.extent) or 1) % self.step.keys != 0
+            place = Place(self.at, self.rows, self.found.keys, row, first, piece * PIECE + v, ends)
+            score = Scores(self.found.product, self.found.lets, place, self.taken, outside).of(self.score, product, inside)
         if masked:
             limit = self.found.keys.extent
             if self.limit is not None:
@@ -224,6 +258,10 @@ class _Relay(RelayTiles):
             left = self.let("room", FromIndex(room, i32), outside)
             within = FromIndex(piece * PIECE + v, i32)
             score = Op("select", (Op("gt", (left, within), bool_), score, _f(-math.inf)), f32)
+            if self.begin is not None:
+                before = maximum(self.of_row(self.begin, row) - start, 0) - mod(ix(t), ix(4)) * 2
+                early = self.let("early", FromIndex(before, i32), outside)
+                score = Op("select", (Op("ge", (within, early), bool_), score, _f(-math.inf)), f32)
         if score is not product:
             score = self.let("score", score, inside)
             inside.append(Store(scores, at, score))
@@ -235,17 +273,6 @@ class _Relay(RelayTiles):
         """Axes over threads, and over what each has of a row: groups of chains, chains, neighbours."""
         several = self.axis("g", self.step.keys // PIECE // CHAINS)
         return self.axis("t", self.threads), several, self.axis("c", CHAINS), self.axis("v", 2)
-
-    def scored(self, product: Load, row: Index, key: Index, masked: bool) -> Expr:
-        if isinstance(self.score, Var):
-            return product
-        value = Substitution({**self.at, self.rows: row, self.found.keys: key}).expr(self.score)
-        if any(isinstance(p, Load) for p in parts(value)):  # masks and biases, which end with the last row and key
-            inside = less(row, self.rows.extent)
-            if masked:
-                inside = both(inside, less(key, self.found.keys.extent))
-            value = with_mask(value, inside, {})
-        return Substitution({}, {self.found.product.name: product}).expr(value)
 
     def weights(self, scores: Buffer, all_: Buffer, shrink: Buffer, half: int) -> For:
         t, g, c, v = self.pieces()

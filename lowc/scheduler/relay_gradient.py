@@ -163,7 +163,7 @@ class GradientTiles(RelayTiles):
         t, r, d = self.axis("t", self.threads), self.axis("r", self.each), self.axis("d", deep)
         place = tiles.place if len(rows.shape) == 2 else tiles.deep_place
         left = Load(rows, place(rows, tiles.row_of_many(ix(t), ix(r), self.each, self.high), ix(d)))
-        right = Load(others, tiles.deep_place(others, tiles.column_of_many(ix(t), ix(r), self.each), ix(d)))
+        right = Load(others, tiles.deep_place(others, tiles.column_of_many(ix(t), ix(r), self.each, self.high), ix(d)))
         return self.instruction(t, r, d, sums, left, right)
 
     def second(self, mixed: Buffer, held: Buffer, others: Buffer) -> For:

@@ -7,6 +7,7 @@ is left to the call (``versions``).
 """
 
 from dataclasses import replace
+from itertools import chain
 
 from lowc.errors import ScheduleError
 from lowc.ir.nodes import Kernel, Launch, Module, Step
@@ -19,6 +20,7 @@ from lowc.scheduler import (
     choose_contraction,
     choose_convolution,
     choose_gradient,
+    choose_mma,
     choose_online,
     choose_simt,
     choose_tensor_cores,
@@ -26,6 +28,7 @@ from lowc.scheduler import (
 )
 from lowc.scheduler.apply import Schedule, apply
 from lowc.scheduler.choose import choose
+from lowc.scheduler.choose_tensor_cores import COPIES
 from lowc.scheduler.distribute import distribute
 from lowc.scheduler.equal import share_kernels
 from lowc.scheduler.nest import expand_kernels, map_kernels, prune
@@ -128,7 +131,13 @@ def _contraction(kernel: Kernel, target: Target, threads: bool, fixed: frozenset
 
 def _tensor_cores(kernel: Kernel, target: Target) -> tuple[Kernel, ...]:
     """``kernel`` by the first way of doing it on tensor cores that is legal; nothing if there is none."""
-    for step in (*choose_tensor_cores.choices(kernel, target), *choose_attention.ways(kernel, target)):
+    # factors that the engine does not take as they lie: warps by themselves were faster than where threads copy for ``wgmma``, at
+    # all that was measured (benchmarks/results/h200_mma.md); values that are computed were not
+    by_engine, by_threads = (choose_tensor_cores.choices(kernel, target, each) for each in (COPIES[:1], COPIES[1:]))
+    by_warps = tuple(choose_mma.choices(kernel, target))
+    first = by_warps if choose_mma.as_they_lie(kernel, target) else ()
+    ways = by_engine, first, by_threads, by_warps, choose_attention.ways(kernel, target)
+    for step in chain(*ways):
         try:
             return (contract.apply(kernel, step),)
         except ScheduleError:

@@ -49,7 +49,7 @@ from lowc.ir.walk import (
     stores,
 )
 from lowc.options import Options
-from lowc.scheduler import choose_attention, choose_tensor_cores
+from lowc.scheduler import choose_attention, choose_mma, choose_tensor_cores
 from lowc.scheduler.apply_simt import conflict_of_threads, is_scan, sunk
 from lowc.scheduler.choose_simt import blocks_of_columns, is_column
 from lowc.scheduler.nest import chain, depends, estimate, iterations, nested, numel, one_loop
@@ -103,6 +103,8 @@ class _Splitter:
         kernel, target = self.step.kernel, self.target
         if (found := choose_tensor_cores.contraction(kernel, target)) is not None:
             return self.slices(choose_tensor_cores.slices(found, target))
+        if (found := choose_mma.possible(kernel, target)) is not None:
+            return self.slices(choose_mma.slices(found, target))
         if choose_attention.ways(kernel, target):
             return [self.step]
         if _is_grid(body):

@@ -23,6 +23,9 @@ strips.  Tiles are numbered so that blocks at work at one time share rows and co
 Factors of f32 that are rounded (TF32, ``ir/tiles.py``) are the same with 32 elements where there are 64 of 16 bits,
 if both lie along the depth.
 
+Where there is no ``wgmma``, or the engine cannot copy, the same is done with ``mma.sync`` (``key``): each block has one tile, its
+threads start the copies themselves (``instr(async)``), multiply by warps, and store the results.
+
 With two ``teams`` of threads the turns are ``teams(2)``: while one team computes and stores what it makes of its sums, the other
 multiplies.
 """
@@ -45,20 +48,24 @@ from lowc.ir.index import (
     mod,
 )
 from lowc.ir.nodes import SERIAL, Alloc, Buffer, Expr, For, Kind, Load, Op, Stmt, Store
-from lowc.ir.types import f32
+from lowc.ir.pieces import is_async
+from lowc.ir.types import DType, f32, i8, i32
 from lowc.ir.walk import Substitution, both, free_atoms, with_mask, zero_outside
 from lowc.scheduler.contraction import Contraction, contiguous, find
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.rename import coordinate, fresh
 from lowc.scheduler.tile_epilogue import Epilogue, less
 
+FEW = 64  # sums of a thread at most, where it copies pieces of fewer than 16 bytes: it needs registers for them
+
 
 @dataclass(frozen=True, slots=True)
 class TensorCores:
     """``axis``: the outermost loop.  ``tile``: its rows and columns; ``groups`` of 128 threads do it, each 64 rows at a time;
     ``teams`` of so many threads have tiles in turn.  ``copies``: what fills the tiles of the left and the right factor,
-    ``tiles.TMA`` or ``tiles.COPY``.  ``blocks``: the most there are at a time; ``group``: rows of tiles that are done together.
-    ``strips``: how many are in turn for each team; 0 where threads store."""
+    ``tiles.TMA``, ``tiles.ASYNC`` or ``tiles.COPY``.  ``blocks``: the most there are at a time, 0 for one for each tile;
+    ``group``: rows of tiles that are done together.  ``strips``: how many are in turn for each team; 0 where threads store.
+    ``key``: what multiplies; ``shares``: of the columns, among threads that have the same rows (``tiles.MMA``)."""
 
     axis: str
     tile: tuple[int, int]
@@ -69,6 +76,8 @@ class TensorCores:
     groups: int = 2
     teams: int = 1
     strips: int = 2
+    key: str = tiles.WGMMA
+    shares: int = 1
 
 
 def tensor_cores(loop: For, step: TensorCores, taken: set[str]) -> tuple[Stmt, ...]:
@@ -85,12 +94,14 @@ def tensor_cores(loop: For, step: TensorCores, taken: set[str]) -> tuple[Stmt, .
 
 
 def narrow(factor: Expr) -> Expr:
-    """The value that tiles have of ``factor``: of 16 bits, of which it is the widening, or of f32, which is multiplied as TF32.
-    Raises ScheduleError if there is none."""
+    """The value that tiles have of ``factor``: of 16 bits or i8, of which it is the widening, or of f32, which is multiplied as
+    TF32.  Raises ScheduleError if there is none."""
     if isinstance(factor, Op) and factor.name == "cast" and factor.dtype == f32:
         value = factor.args[0]
         if value.dtype.kind == "f" and value.dtype.bits == 16:
             return value
+    if isinstance(factor, Op) and factor.name == "cast" and factor.dtype == i32 and factor.args[0].dtype == i8:
+        return factor.args[0]
     single = tiles.of_tf32(factor)
     if single is None:
         raise ScheduleError("a factor is no value of 16 bits")
@@ -99,7 +110,12 @@ def narrow(factor: Expr) -> Expr:
 
 def widened(value: Expr) -> Expr:
     """What is multiplied of ``value``, which tiles have: the other way round."""
-    return tiles.tf32(value) if value.dtype == f32 else Op("cast", (value,), f32)
+    return tiles.tf32(value) if value.dtype == f32 else Op("cast", (value,), total(value))
+
+
+def total(value: Expr) -> DType:
+    """The type of sums of products of ``value``."""
+    return i32 if value.dtype == i8 else f32
 
 
 class Tiler:
@@ -110,10 +126,11 @@ class Tiler:
         self.batch = [f.axis for f in found.outer if f is not found.rows and f is not found.columns]
         self.high, self.wide = step.tile
         self.threads = step.groups * tiles.GROUP
-        self.at_a_time = step.groups * tiles.GROUP_ROWS
+        self.at_a_time = step.groups * tiles.GROUP_ROWS // step.shares
+        self.mine = self.wide // (2 * step.shares)  # sums of a thread for the rows that are multiplied at a time
         if self.high % self.at_a_time:
             raise ScheduleError(f"{self.high} rows for {step.groups} groups of threads, each {tiles.GROUP_ROWS} at a time")
-        self.span = tiles.span(narrow(found.left).dtype)
+        self.span, self.total = tiles.span(narrow(found.left).dtype), total(narrow(found.left))
         self.lets: list[Stmt] = []
         self.at: dict[Atom, Index] = {}
 
@@ -124,9 +141,9 @@ class Tiler:
         down = (self.rows.extent + (self.high - 1)) // self.high
         across = (self.columns.extent + (self.wide - 1)) // self.wide
         total = numel([a.extent for a in self.batch]) * down * across
-        blocks = minimum(self.step.blocks, total)
+        blocks = minimum(self.step.blocks, total) if self.step.blocks else total
         block = self.axis(f"{self.rows.name}_g", blocks)
-        once = (constant(total) or self.step.blocks + 1) <= self.step.blocks
+        once = not self.step.blocks or (constant(total) or self.step.blocks + 1) <= self.step.blocks
         turns = ix(1) if once else 1 + floordiv(total - 1 - block, blocks)
         number: Index = ix(block)
         turn = self.axis(f"{self.rows.name}_turn", turns)
@@ -164,7 +181,7 @@ class Tiler:
     def tile(self) -> list[Stmt]:
         each = self.high * self.wide // self.threads
         shape, strides = (ix(self.threads), ix(each)), (ix(each), ix(1))
-        sums = Buffer(fresh("sums", self.taken), f32, shape, strides, "local")
+        sums = Buffer(fresh("sums", self.taken), self.total, shape, strides, "local")
         turns = (self.found.depth.axis.extent + (self.span - 1)) // self.span
         outer = self.axis(f"{self.found.depth.axis.name}_o", turns)
         left, left_fill = self.fill("left", self.found.left, self.rows, self.high, outer, self.step.copies[0])
@@ -172,12 +189,12 @@ class Tiler:
         thread, number = self.axis("t", self.threads), self.axis("r", each)
         deep = self.axis("k", self.span)
         t, r, k = ix(thread), ix(number), ix(deep)
-        row = tiles.row_of_many(t, r, self.wide // 2, self.at_a_time)
-        column = tiles.column_of_many(t, r, self.wide // 2)
+        row = tiles.row_of_many(t, r, self.mine, self.at_a_time)
+        column = tiles.column_of_many(t, r, self.mine, self.at_a_time)
         places = ((left, row), (right, column))
         factors = tuple([widened(Load(buffer, tiles.place(buffer, where, k))) for buffer, where in places])
-        add = Store(sums, (t, r), Op("product", factors, f32), None, "add")
-        instruction = For(number, (For(deep, (add,)),), Kind("instr", 0, tiles.WGMMA))
+        add = Store(sums, (t, r), Op("product", factors, self.total), None, "add")
+        instruction = For(number, (For(deep, (add,)),), Kind("instr", 0, self.step.key))
         multiply = For(thread, (instruction,), Kind("thread", self.threads))
         body = (Alloc(left), Alloc(right), left_fill, right_fill, multiply)
         return [Alloc(sums, "add"), For(outer, body, Kind("pipeline", self.step.stages)), self.epilogue(sums)]
@@ -191,8 +208,8 @@ class Tiler:
         sliced = sliced and (constant(depth.extent) or 1) % self.span == 0
         i, k = self.axis(across.name, self.span), self.axis("k", self.span)
         if contiguous(factor, across) and not contiguous(factor, depth):
-            if value.dtype == f32:
-                raise ScheduleError("tiles of f32 lie along the depth")
+            if value.dtype.bits != 16:
+                raise ScheduleError(f"tiles of {value.dtype} lie along the depth")
             if size % tiles.SPAN:
                 raise ScheduleError(f"{size} columns are no whole rows of a tile")
             chunk = self.axis("c", size // tiles.SPAN)
@@ -205,18 +222,28 @@ class Tiler:
         at = {**self.at, across: self.at[across] + position, depth: ix(outer) * self.span + k}
         value = Substitution(at).expr(value)
         inside: Expr | None = None
-        for axis in (*(() if sliced else (depth,)), across, *self.batch):
+        bounded = [*(() if sliced else (depth,)), across, *self.batch]
+        if self.step.key == tiles.MMA:  # the engine needs to be told all dimensions
+            whole = {depth: self.span, across: size}
+            bounded = [a for a in bounded if a in whole and (constant(a.extent) or 1) % whole[a]]
+        for axis in bounded:
             inside = both(inside, less(at[axis], axis.extent))
-        assert inside is not None
-        value = with_mask(value, inside, {})
-        store = Store(tile, tuple([ix(a) for a in axes]), value if isinstance(value, Load) else zero_outside(value, inside))
+        if inside is not None:
+            value = with_mask(value, inside, {})
+            value = value if isinstance(value, Load) else zero_outside(value, inside)
+        store = Store(tile, tuple([ix(a) for a in axes]), value)
         nest = nested(axes, (store,))[0]
         assert isinstance(nest, For)
         nest = For(nest.axis, nest.body, Kind("instr", 0, key))
         found = tiles.fill(nest)
         if found is None or (key == tiles.TMA and tiles.box(found) is None):
             raise ScheduleError(f"the {name} factor is no box that the copying engine takes")
+        if key == tiles.ASYNC and not is_async(found):
+            raise ScheduleError(f"the {name} factor is no pieces of memory")
+        if key == tiles.ASYNC and self.high * self.wide > FEW * self.threads and not is_async(found, 16):
+            raise ScheduleError("threads have no registers for many small pieces")
         return tile, nest
 
     def epilogue(self, sums: Buffer) -> For:
-        return Epilogue(self.found, self.at, self.step.tile, self.threads, self.step.strips, self.taken).nest(sums)
+        step = self.step
+        return Epilogue(self.found, self.at, step.tile, self.threads, step.strips, self.taken, step.shares).nest(sums)

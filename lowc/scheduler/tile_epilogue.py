@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from lowc.errors import ScheduleError
 from lowc.ir import outlets, tiles
-from lowc.ir.index import Atom, Axis, Index, constant, contiguous_strides, ix, multiple_of
+from lowc.ir.index import Atom, Axis, Index, constant, contiguous_strides, floordiv, ix, mod, multiple_of
 from lowc.ir.nodes import Alloc, Buffer, Expr, For, FromIndex, If, Kind, Let, Load, Op, Stmt, Store
 from lowc.ir.types import bool_, i64
 from lowc.ir.walk import Substitution, both, with_mask
@@ -29,10 +29,17 @@ def less(coordinate: Index, size: Index) -> Expr:
 
 class Epilogue:
     """Of ``found``: ``at`` has where the tile begins, for each axis of it; ``tile`` its rows and columns, which ``threads`` have
-    sums of; ``strips``: how many are in turn."""
+    sums of; ``strips``: how many are in turn; ``shares``: of the columns, among threads that have the same rows."""
 
     def __init__(
-        self, found: Contraction, at: Mapping[Atom, Index], tile: tuple[int, int], threads: int, strips: int, taken: set[str]
+        self,
+        found: Contraction,
+        at: Mapping[Atom, Index],
+        tile: tuple[int, int],
+        threads: int,
+        strips: int,
+        taken: set[str],
+        shares: int = 1,
     ) -> None:
         assert found.rows is not None
         block = innermost(found.outer[-1].body)
@@ -41,14 +48,15 @@ class Epilogue:
         self.found, self.at, self.strips, self.taken = found, at, strips, taken
         self.rows, self.columns = found.rows.axis, found.columns.axis
         self.high, self.wide = tile
-        self.threads, self.at_a_time = threads, threads * tiles.GROUP_ROWS // tiles.GROUP
+        self.threads, self.at_a_time = threads, threads * tiles.GROUP_ROWS // tiles.GROUP // shares
+        self.share = self.wide // shares  # columns
 
     def axis(self, name: str, extent: int) -> Axis:
         return Axis(fresh(name, self.taken), ix(extent))
 
     def nest(self, sums: Buffer) -> For:
         """The loop over strips, or over threads where nothing goes through strips."""
-        strip = self.axis("c", -(-self.wide // STRIP))
+        strip = self.axis("c", -(-self.share // STRIP))
         staged: dict[int, Buffer] = {}
         drains: list[For] = []
         for stmt in self.rest if self.strips and self.wide >= STRIP else ():
@@ -90,11 +98,11 @@ class Epilogue:
         """What threads make of their sums: of those of a ``strip``, or of all, two neighbours at a time."""
         thread, half, lane = self.axis("t", self.threads), self.axis("h", 2), self.axis("v", 2)
         block = self.axis("q", self.high // self.at_a_time)
-        part, piece = self.axis("n", min(self.wide, STRIP) // PART), self.axis("j", PART // PIECE)
-        row = tiles.row(ix(thread), ix(half) * 2) + ix(block) * self.at_a_time
+        part, piece = self.axis("n", min(self.share, STRIP) // PART), self.axis("j", PART // PIECE)
+        row = tiles.row(mod(ix(thread), ix(2 * self.at_a_time)), ix(half) * 2) + ix(block) * self.at_a_time
         within = ix(piece) * PIECE + tiles.column(ix(thread), ix(0))
-        first = ix(strip) * STRIP + ix(part) * PART + within
-        number = ix(block) * (self.wide // 2) + ix(strip) * (STRIP // 2) + ix(part) * (PART // 2) + ix(piece) * 4 + ix(half) * 2
+        first = floordiv(ix(thread), ix(2 * self.at_a_time)) * self.share + ix(strip) * STRIP + ix(part) * PART + within
+        number = ix(block) * (self.share // 2) + ix(strip) * (STRIP // 2) + ix(part) * (PART // 2) + ix(piece) * 4 + ix(half) * 2
         at_row, at_first = self.at[self.rows] + row, self.at[self.columns] + first
         place = Substitution({**self.at, self.rows: at_row, self.columns: at_first + lane})
         place.rename(self.acc.vars[0].name, Load(sums, (ix(thread), number + lane)))

@@ -9,9 +9,9 @@ POOL, one for the process; where that cannot be loaded, the section SERIAL, whos
 import ctypes
 import os
 from collections.abc import Callable
-from functools import cache
 
 from lowc.errors import CodegenError
+from lowc.once import same
 from lowc.runtime import openmp
 from lowc.runtime.linker import Library
 from lowc.standalone import shared
@@ -34,12 +34,12 @@ def functions(section: Callable[[str], memoryview]) -> dict[str, int]:
     return {name: library.address(name) for name in NAMES}
 
 
-@cache
+@same
 def _serial(code: bytes) -> Library:
     return Library(code, NAMES, {})
 
 
-@cache
+@same
 def _pool(code: bytes) -> dict[str, int] | None:
     """The functions of a pool of threads, or None where the system does not let it be loaded.
 

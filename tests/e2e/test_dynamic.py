@@ -231,3 +231,16 @@ def test_a_marked_dimension_is_never_specialised() -> None:
         torch._dynamo.mark_dynamic(x, 0)
         torch.testing.assert_close(compiled(x, w), norm(x, w), rtol=1e-4, atol=1e-4)
     assert counted.graphs == 1
+
+
+@pytest.mark.parametrize(("shifts", "dims"), [((1,), (0,)), ((-11, 4), (0, 1)), ((5,), ())])
+def test_a_marked_dimension_is_rolled(shifts: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    """As parts that are joined, whose sizes torch compares with 1, it was not: the user's bounds were violated."""
+    counted = Counted()
+    compiled = torch.compile(lambda x: x.roll(shifts, dims) * 2, backend=counted)
+    for rows in (4, 2, 6, 3, 50):
+        x = normal(rows, 5, 3)
+        torch._dynamo.mark_dynamic(x, 0, min=2, max=50)
+        found, wanted = compiled(x), x.roll(shifts, dims) * 2
+        assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+    assert counted.graphs == 1

@@ -10,6 +10,7 @@ import torch
 from benchmarks.long import function_dropped, of_lowc
 from lowc.runtime.program import free_workspaces
 from tests.e2e import models
+from tests.immortal import KEPT_FOR_EVER
 
 
 def test_arguments_are_mutated_in_place(compiler: Any) -> None:
@@ -118,6 +119,7 @@ def test_nothing_is_kept_alive(compiler: Any) -> None:
     assert _tensors() == before
 
 
+@pytest.mark.skipif(KEPT_FOR_EVER, reason="host programs are functions")
 def test_functions_that_are_dropped_leave_nothing_of_lowc() -> None:
     """Each with an inference graph, a forward and a backward one.  ``python -m benchmarks.long --through torch``: thousands."""
     drop, left = function_dropped("lowc"), []

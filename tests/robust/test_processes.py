@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from lowc import compile_graph
 from tests.paths import PYTHONPATH, ROOT
 
 
@@ -35,6 +37,18 @@ def test_threads_compile_and_call_at_once() -> None:
     assert len(lines) == len(PARTS)
     for seen in map(json.loads, lines):
         assert (seen["wrong"], seen["compiled"]) == (0, 16), seen
+
+
+def test_threads_make_artifacts_at_once() -> None:
+    """torch.export by itself fails there: it changes tables of the process."""
+
+    def make(number: int) -> torch.Tensor:
+        inputs = (torch.full((3, 5), float(number)),)
+        return compile_graph(torch.nn.Softplus(number + 1), inputs).load()(*inputs)
+
+    with ThreadPoolExecutor(4) as pool:
+        for number, found in enumerate(pool.map(make, range(8))):
+            torch.testing.assert_close(found, torch.nn.Softplus(number + 1)(torch.full((3, 5), float(number))))
 
 
 @pytest.mark.slow
@@ -84,7 +98,7 @@ def test_children_compile_for_themselves(method: str, tmp_path: Path) -> None:
 
 ONCE = """
 import threading, time
-from lowc.frontend.once import once
+from lowc.once import once
 made = []
 def make():
     time.sleep(0.1)

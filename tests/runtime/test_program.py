@@ -337,6 +337,31 @@ def test_a_forward_pass_frees_large_workspaces_that_lie_idle(size: int, kept: bo
     assert bool(pool._spare) == kept
 
 
+def test_a_workspace_taken_while_large_ones_are_freed_is_one_calls_alone() -> None:
+    pool = arena.Pool()
+    taken: list[arena.Arena] = []
+
+    class Slow(arena.Arena):
+        """While somebody asks for its size, another thread takes a workspace."""
+
+        @property
+        def size(self) -> int:  # type: ignore[override]
+            if not taken:
+                taken.append(pool.take(64))
+            return 64
+
+        @size.setter
+        def size(self, size: int) -> None:
+            pass
+
+    for made in (arena.Arena(64), arena.Arena(64), Slow(64)):
+        pool.give(made)
+    pool.shrink()
+    taken.append(pool.take(64))
+    taken.append(pool.take(64))
+    assert len({a.address for a in taken}) == 3
+
+
 def test_checked_programs_refuse_other_inputs() -> None:
     x, y = buffer("x", S, 3), buffer("y", S, 3)
     neg = Extern("aten.add.Tensor", (whole(x), whole(y)), (), (buffer("z", S, 3),))

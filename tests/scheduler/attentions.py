@@ -23,16 +23,20 @@ Size = int | str
 Shape = tuple[Size, Size, Size, Size, int]  # heads of queries, of keys, rows, keys, width of a head
 
 
-def attention(shape: Shape, causal: bool = False, bias: bool = False, dtype: str = "bf16", scale: float = 0.25) -> Kernel:
-    """out, sums = attention of q, k, v @SCHEDULED, as ``lowering/attention.py`` writes it; extents that are names are sizes."""
+def attention(
+    shape: Shape, causal: bool = False, bias: bool = False, dtype: str = "bf16", scale: float = 0.25, function: str = "",
+    captured: str = "",
+) -> Kernel:
+    """out, sums = attention of q, k, v @SCHEDULED, as ``lowering/attention.py`` writes it; extents that are names are sizes.
+    ``function``: of s, h, i, j, the score, and what it reads, ``captured``."""
     heads, shared, rows, keys, deep = shape
     head = "h" if heads == shared else f"(h // {int(heads) // int(shared)})"
     score = f"s * {scale}" + (" + f32(bias[i, j])" if bias else "")
-    score = f"select(idx(j) <= idx(i), {score}, -inf)" if causal else score
+    score = f"select(idx(j) <= idx(i), {score}, -inf)" if causal else function or score
     names = "".join(f"{n}: size 1.. ~ 200, " for n in dict.fromkeys((rows, keys)) if isinstance(n, str))
     row = f"{heads}, {rows}"
     params = f"q: {dtype}[{row}, {deep}], k: {dtype}[{shared}, {keys}, {deep}], v: {dtype}[{shared}, {keys}, {deep}], "
-    params += f"bias: {dtype}[{rows}, {keys}], scores: f32[{row}, {keys}], weights: {dtype}[{row}, {keys}], "
+    params += f"bias: {dtype}[{rows}, {keys}], {captured}scores: f32[{row}, {keys}], weights: {dtype}[{row}, {keys}], "
     text = f"""kernel f({names}{params}out: {dtype}[{row}, {deep}], sums: f32[{row}]) {{ for h in {heads} {{ for i in {rows} {{
         acc top: f32 = max
         for j in {keys} {{

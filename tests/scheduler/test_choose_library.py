@@ -11,12 +11,13 @@ from lowc.backends.nvptx import default
 from lowc.ir.index import Index, Symbol, ix
 from lowc.ir.nodes import Extern, Launch, Module
 from lowc.ir.printer import print_module
-from lowc.ir.types import DType, bf16, f16, f32, f64
+from lowc.ir.types import DType, bf16, f16, f32, f64, i8
 from lowc.lowering import lower as lowering
 from lowc.options import Options
 from lowc.scheduler import pipeline
 from lowc.scheduler.choose_library import gain_of, library
 from lowc.scheduler.choose_tensor_cores import Size
+from lowc.target import Target
 from tests.lowering.harness import trace
 
 TARGET = default()
@@ -24,10 +25,10 @@ TARGET = default()
 
 def said(
     m: int | Index, n: int, k: int, followed: bool = False, in_lines: bool = True, along: bool = True, *, matmul: str = "auto",
-    dtype: DType = bf16, batch: tuple[int, ...] = (),
+    dtype: DType = bf16, batch: tuple[int, ...] = (), pieces: int = 16, on: Target = TARGET,
 ) -> str:  # fmt: skip
     x, y = ([ix(s) for s in (*batch, *shape)] for shape in ((m, k), (k, n)))
-    return library(TARGET, Options(matmul=matmul))(dtype, x, y, followed, in_lines, along)
+    return library(on, Options(matmul=matmul))(dtype, x, y, followed, in_lines, along, pieces)
 
 
 def test_a_product_by_itself_is_the_library_s() -> None:
@@ -84,6 +85,28 @@ def test_the_library_s_where_the_last_round_of_tiles_is_short() -> None:
 def test_lowc_s_own_where_rows_begin_anywhere() -> None:
     assert said(4096, 4096, 4097, in_lines=False) == ""
     assert gain_of(Size(1, 4096, 4096, 4097), False, False, 132) > 2
+
+
+OUT_OF_LINE = [  # library / own on an H200, benchmarks/results/h200_mma.md; rows, columns, depth, bytes of pieces
+    (1.34, 512, 511, 510, 4), (1.54, 500, 2000, 500, 8), (0.94, 512, 512, 511, 2), (0.91, 256, 255, 253, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gain", "m", "n", "k", "pieces"), OUT_OF_LINE, ids=str)
+def test_rows_that_begin_anywhere_and_are_not_copied_first(gain: float, m: int, n: int, k: int, pieces: int) -> None:
+    assert (said(m, n, k, in_lines=False, pieces=pieces) == "") == (gain > 1)
+
+
+def test_products_by_warps_are_for_who_asks() -> None:
+    older = replace(TARGET, ops=TARGET.ops - {"wgmma"}, cpu="sm_80")
+    assert "from 8.0 on with option matmul='own'" in said(4096, 4096, 4096, followed=True, on=older)
+    assert said(4096, 4096, 4096, matmul="own", on=older) == ""
+    assert said(4096, 4096, 4096, matmul="own", dtype=i8) == said(4096, 4096, 4096, matmul="own", dtype=i8, on=older) == ""
+    for asked in ({"matmul": "auto"}, {"matmul": "own", "along": False}):
+        assert "of i8" in said(4096, 4096, 4096, dtype=i8, **asked)  # type: ignore[arg-type]
+    assert "no product" in said(1, 4096, 4096, matmul="own", dtype=i8)
+    none = replace(older, ops=older.ops - {"mma"}, cpu="sm_75")
+    assert "not sm_75" in said(4096, 4096, 4096, matmul="own", on=none)
 
 
 def test_what_is_the_library_s_whatever_follows() -> None:

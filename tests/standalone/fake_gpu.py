@@ -167,7 +167,7 @@ class FakeDriver:
 
     def at(self, address: int, size: int) -> np.ndarray:
         """``size`` bytes there."""
-        for base, (block, length) in self.live.items():
+        for base, (block, length) in list(self.live.items()):
             if base <= address and address + size <= base + length:
                 start = address - block.ctypes.data
                 return block[start : start + size]

@@ -220,7 +220,7 @@ def test_no_room_and_no_folder(mlp_package: package.Package, tmp_path: Path, mon
         mlp_package.save(tmp_path / "none" / "m.lowc")
     with pytest.raises(LowcError, match="is no file"):
         mlp_package.save("/dev/full")
-    with pytest.raises(LowcError, match="cannot be written: embedded null byte"):
+    with pytest.raises(LowcError, match="cannot be written: .*embedded null"):
         mlp_package.save(tmp_path / "a\0b")
     with pytest.raises(LowcError, match="two files shall have this name"):
         mlp_package.save(tmp_path / "m.lowc", weights_path=tmp_path / "m.lowc")

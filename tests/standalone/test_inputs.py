@@ -14,6 +14,10 @@ from lowc import package
 from lowc.cli import main
 from lowc.errors import LowcError
 from lowc.frontend.exported import export
+from lowc.frontend.guards import conditions
+from lowc.ir.graph import TensorMeta
+from lowc.ir.index import Symbol, contiguous_strides, ix
+from lowc.ir.types import f32
 from lowc.standalone.call import Model
 from lowc.standalone.library import write_library
 
@@ -184,6 +188,15 @@ def test_conditions_on_sizes(tmp_path: Path) -> None:
             with pytest.raises(LowcError, match="is for inputs with .* only"):
                 model(x, a)
             assert library.run(tensors(x, a), tensors(y)) == -10
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_conditions_are_written_in_two_ways(name: str) -> None:
+    """The second is that of torch 2.15."""
+    shape = (ix(Symbol("s", 0)), ix(3))
+    inputs = {"x": TensorMeta(f32, shape, contiguous_strides(shape), ix(0), "cpu")}
+    first, second = (conditions([f"{function}(3, L['x'].size()[0]) < 10"], inputs) for function in (name, f"torch.sym_{name}"))
+    assert first == second and first[0][0] == f"{name}(3, x.shape[0]) < 10"
 
 
 def test_narrow_dtypes() -> None:

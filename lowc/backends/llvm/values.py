@@ -42,6 +42,7 @@ TEMPLATES: dict[tuple[str, str], str] = {
     ("sub", "f"): "fsub {t} {a}, {b}",
     ("mul", "f"): "fmul {t} {a}, {b}",
     ("product", "f"): "fmul {t} {a}, {b}",
+    ("product", "i"): "mul {t} {a}, {b}",
     ("div", "f"): "fdiv {t} {a}, {b}",
     ("neg", "f"): "fneg {t} {a}",
     ("eq", "f"): "fcmp oeq {t} {a}, {b}",

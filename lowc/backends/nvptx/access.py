@@ -27,6 +27,11 @@ def address(t: Thread, buffer: Buffer, place: Index, lane: int) -> str:
     return t.b.pure(f"getelementptr {element}, {POINTER[where.space]} {pointer}, i64 {number}", "g") if number else pointer
 
 
+def apart(t: Thread, buffer: Buffer, place: Index) -> tuple[str, int]:
+    """A pointer, and how many elements behind it an element is."""
+    return _address(t, buffer, place, 0)
+
+
 def prepare(t: Thread, buffer: Buffer, place: Index) -> None:
     """Computes what addresses at ``place`` have in common, so that accesses in branches from here on find it."""
     _address(t, buffer, place, 0)

@@ -47,12 +47,12 @@ def by_engine(t: Thread, fill: Fill, map_: str, offset: str, barrier: str) -> No
         )
 
 
-def by_threads(t: Thread, fill: Fill, thread: str, offset: str, evaluate: Callable[[Expr], Vals]) -> None:
-    """Copies ``fill`` to ``offset`` bytes into shared memory, number ``thread`` of ``GROUP`` threads its share of pieces."""
+def by_threads(t: Thread, fill: Fill, thread: str, offset: str, evaluate: Callable[[Expr], Vals], threads: int = GROUP) -> None:
+    """Copies ``fill`` to ``offset`` bytes into shared memory, number ``thread`` of ``threads`` its share of pieces."""
     b = t.b
     sizes = [constant(f.axis.extent) or 0 for f in fill.loops]
     inner = fill.loops[-1].axis
-    rounds = prod(sizes) // PIECE // GROUP
+    rounds = prod(sizes) // PIECE // threads
     row = SPAN // PIECE
 
     def load(number: str) -> tuple[str, Vals]:
@@ -76,7 +76,7 @@ def by_threads(t: Thread, fill: Fill, thread: str, offset: str, evaluate: Callab
 
     def several(index: str, _: list[str]) -> Sequence[str]:
         pieces = [b.op(f"add i32 {index}, {n}") for n in range(at_once)]
-        loaded = [load(b.op(f"add i32 {b.op(f'mul i32 {p}, {GROUP}')}, {thread}")) for p in pieces]
+        loaded = [load(b.op(f"add i32 {b.op(f'mul i32 {p}, {threads}')}, {thread}")) for p in pieces]
         for number, values in loaded:
             store(number, values)
         return ()

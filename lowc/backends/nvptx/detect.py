@@ -1,5 +1,6 @@
 """What a GPU can do, as a Target, from four numbers that the CUDA driver tells."""
 
+from lowc.backends.nvptx.occupancy import LIMITS
 from lowc.errors import CodegenError
 from lowc.target import Target
 
@@ -24,6 +25,8 @@ LEAST, NEWEST = (7, 0), (12, 1)
 ABILITIES = frozenset({"fma", "f16c", "masked", "gather", "round", "rarely", "narrow_atomics", "ex2"})
 REGISTERS = 255  # 32-bit ones, of a thread
 SHARED = 48 << 10  # bytes that a block has without asking
+SYSTEM = 1 << 10  # bytes of a multiprocessor's shared memory that the system takes of each block
+AMPERE = (8, 0)
 
 
 def target(capability: tuple[int, int], sms: int, driver_cuda: int, l2: int) -> Target:
@@ -45,7 +48,15 @@ def target(capability: tuple[int, int], sms: int, driver_cuda: int, l2: int) -> 
     # 9.0a has the instructions that only this one capability has; PTX for it runs nowhere else
     cpu = f"sm_{major}{minor}" + ("a" if capability == (9, 0) else "")
     ops = ABILITIES | ({"wgmma"} if capability == (9, 0) else frozenset[str]())
-    return Target("nvptx", cpu, f"+ptx{version}", 128, REGISTERS, SHARED, l2, l2, sms, ops)
+    ops |= {"mma"} if capability >= AMPERE else frozenset[str]()
+    limits = LIMITS.get((major, minor))
+    most = max(SHARED, limits.shared - SYSTEM if limits is not None else 0)
+    return Target("nvptx", cpu, f"+ptx{version}", 128, REGISTERS, SHARED, l2, l2, sms, ops, most)
+
+
+def least_shared(capability: tuple[int, int]) -> int:
+    """Bytes of shared memory that a block may have on any GPU of ``capability`` or a later one."""
+    return min((limits.shared - SYSTEM for found, limits in LIMITS.items() if found >= capability), default=SHARED)
 
 
 def default() -> Target:

@@ -5,10 +5,11 @@ from math import prod
 from lowc.artifact import Entry, TensorMap
 from lowc.backends.llvm.builder import Builder, ModuleText
 from lowc.backends.nvptx import outlet, relay_across
+from lowc.backends.nvptx.async_ring import async_ring, is_async
 from lowc.backends.nvptx.detect import adds_four, capability
 from lowc.backends.nvptx.emit import Emitter
 from lowc.backends.nvptx.multiply import uniform
-from lowc.backends.nvptx.operations import AMPERE, FOUR_SUMS
+from lowc.backends.nvptx.operations import AMPERE, FOUR_SUMS, TIES_TO_EVEN
 from lowc.backends.nvptx.outlet import Outlets
 from lowc.backends.nvptx.plan import plan
 from lowc.backends.nvptx.relay import RelayRing, relay_ring
@@ -37,8 +38,10 @@ def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
     shape = plan(kernel)
     abilities = target.ops | ({AMPERE} if capability(target) >= 80 else frozenset[str]())
     abilities |= {FOUR_SUMS} if adds_four(target) else frozenset[str]()
+    abilities |= {TIES_TO_EVEN} if capability(target) >= 90 else frozenset[str]()
     rings = pipelines(kernel.body)
-    beside = GROUP if rings else 0
+    alone = bool(rings) and is_async(rings[0])  # threads that multiply fill the ring as well
+    beside = GROUP if rings and not alone else 0
     several = teams(kernel)
     tid = {d: special(b, f"tid.{d}", n * several + beside if d == "x" else n) for d, n in shape.threads.items()}
     thread = Thread(b, abilities, shape.threads, tid, beside=beside)
@@ -53,7 +56,11 @@ def emit_kernel(text: ModuleText, kernel: Kernel, target: Target) -> Entry:
     threads = shape.threads["x"], shape.threads["y"]
     maps: tuple[TensorMap, ...] = ()
     bound = f'"nvvm.maxntid"="{threads[0]},{threads[1]},1"'
-    if rings:
+    if alone:
+        own = async_ring(thread, rings[0], emitter.fresh)
+        emitter.shared, emitter.dynamic, emitter.pipeline = own.bytes, True, own.run
+        emitter.body(body)
+    elif rings:
         made = relay_ring(thread, kernel) or ring(thread, kernel, rings[0])
         out = outlet.collect(thread, kernel, made.bytes, len(made.maps))
         emitter.shared, emitter.dynamic = -(-(out.start + several * out.size) // 16) * 16, True

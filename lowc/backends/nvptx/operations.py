@@ -30,6 +30,8 @@ from lowc.ir.types import DType, f16, f32, f64, i32, i64
 MOVES = frozenset({"cast", "bitcast", "select"})
 AMPERE = "ampere"
 """In the abilities given to a row: max.NaN and conversions to bf16 are instructions (compute capability 8.0)."""
+TIES_TO_EVEN = "tf32, ties to even"
+"""Likewise: one instruction rounds to TF32 as the op does (compute capability 9.0)."""
 FOUR_SUMS = "four sums"
 """Likewise: ``detect.adds_four``."""
 

@@ -15,6 +15,7 @@ from functools import cache
 
 from lowc.artifact import DRIVER_FUNCTIONS, MAP_RANK, MAP_SLOTS, MAP_VALUES, RECORD_WORDS, Record
 from lowc.backends.llvm import toolchain
+from lowc.once import same
 
 INVALID_VALUE = 1
 SWIZZLE, PROMOTION = 3, 2  # CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B
@@ -276,7 +277,7 @@ def code() -> bytes:
     return toolchain.emit_object(text(), "x86-64", "")
 
 
-@cache
+@same
 def _library() -> toolchain.Library:
     return toolchain.Library(code(), ["walk"], {})
 

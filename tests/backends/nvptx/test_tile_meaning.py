@@ -12,7 +12,8 @@ from lowc.ir.numeric import from_storage, to_storage
 from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
 from lowc.scheduler.slice_depth import slice_depth
-from tests.scheduler.products import TARGET, product, scheduled
+from lowc.target import Target
+from tests.scheduler.products import TARGET, product, scheduled, unset
 
 pytest.importorskip("llvmlite")
 from lowc.backends.nvptx import ring  # noqa: E402
@@ -27,10 +28,13 @@ def differs(
     kernel: Kernel, sizes: dict[str, int] | None = None, values: dict[str, Any] | None = None, **changed: Any
 ) -> int:
     """In how many elements the emitted code's results are not those of ``kernel``, of whole numbers or ``values``."""
-    done, sizes = scheduled(kernel, **changed), sizes or {}
-    text, entries = emit_module(
-        Module("MACHINE", done.sizes, (*done.params, *done.sizes), (), (), (Launch(done, done.params),)), TARGET
-    )
+    return wrong(kernel, scheduled(kernel, **changed), TARGET, sizes or {}, values)
+
+
+def wrong(kernel: Kernel, done: Kernel, on: Target, sizes: dict[str, int], values: dict[str, Any] | None = None) -> int:
+    """The same for ``kernel`` as it is scheduled, ``done``."""
+    module = Module("MACHINE", done.sizes, (*done.params, *done.sizes), (), (), (Launch(done, done.params),))
+    text, entries = emit_module(module, on)
     generator = np.random.default_rng(0)
     memory: dict[str, Any] = {n: v.copy() for n, v in (values or {}).items()}
     for param in kernel.params:
@@ -39,7 +43,7 @@ def differs(
         memory.setdefault(param.name, made)
     outs = [p for p in kernel.params if p.name in ("out", "turned")]
     for out in outs:
-        memory[out.name][:] = to_storage(np.array([np.nan], np.float32), out.dtype)[0]
+        memory[out.name][:] = unset(out.dtype)
     given = {n: v.copy() for n, v in memory.items()}
     simulate(text, done, entries[done.name], memory, sizes)
     found = np.concatenate([from_storage(memory[out.name], out.dtype) for out in outs])

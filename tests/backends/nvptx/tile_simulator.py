@@ -19,6 +19,7 @@ from lowc.ir.index import evaluate
 from lowc.ir.nodes import Kernel
 from lowc.ir.ops import OPS
 from lowc.ir.types import DTYPES
+from tests.backends.nvptx.fragment_simulator import Fragments, Meeting, functions, translated_fragments
 from tests.backends.nvptx.relay_simulator import Products, started
 
 PATIENCE = 100.0  # seconds, on a machine that others use
@@ -48,7 +49,7 @@ class Barrier:
             self.phase, self.missing = self.phase + 1, self.count
 
 
-class Machine(Products):
+class Machine(Products, Fragments):
     """What the threads of a block share."""
 
     barriers: dict[int, Barrier]
@@ -64,6 +65,7 @@ class Machine(Products):
         self.warps = [threading.Barrier(32) for _ in range(threads // 32)]
         self.groups = [threading.Barrier(128) for _ in range(threads // 128)]
         self.words = [0] * threads
+        self.meetings = [Meeting() for _ in range(threads // 32)]
         self.number = 0
         self.failed: list[BaseException] = []
 
@@ -331,6 +333,7 @@ def translated(text: str, shared: int) -> tuple[str, list[str]]:
 
     apart = any("mma_async" in m[3] and "wait_group" not in m[3] for m in ASM.finditer(text))
     text = ASM.sub(through, text)
+    text = translated_fragments(text)
     text = re.sub(r'call i32 asm "mov\.b32 \$0, (\d+);", "=r"\(\)', r"add i32 \1, 0", text)
     text = text.replace('call i32 asm sideeffect "mov.u32 $0, %tid.x;", "=r"()', "call i32 @sim_tid()")
     text = re.sub(r'call void asm sideeffect "red\.[\w.]+\.add\.v4\.f32 [^"]*", "[^"]*"\(', "call void @sim_add(", text)
@@ -403,7 +406,7 @@ def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], si
     def made(result: Any, args: list[Any], function: Any, otherwise: Any = None) -> Any:
         return ctypes.CFUNCTYPE(result, *args)(guarded(function, otherwise))
 
-    functions: dict[str, Any] = {
+    imported: dict[str, Any] = {
         "sim_found": made(None, [place, word], m.found),
         "sim_tid": made(word, [], lambda: m.local.thread, 0),
         "sim_block": made(word, [], lambda: m.number, 0),
@@ -429,17 +432,18 @@ def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], si
         "sim_multiply": made(None, [word, place, wide, wide, word], m.multiply),
         "sim_finish": made(None, [word, place], m.finish),
     }
+    imported |= functions(m, made)
     for rank in range(2, 6):
         last = [ctypes.c_int16, wide, ctypes.c_bool, ctypes.c_bool, word]
-        functions[f"sim_g2s_{rank}"] = made(
+        imported[f"sim_g2s_{rank}"] = made(
             None, [place, place, place, *[word] * rank, *last],
             lambda to, at, map_, *rest, rank=rank: m.load((map_ or 0) - 1, to, at, *rest[:rank]),
         )  # fmt: skip
-        functions[f"sim_s2g_{rank}"] = made(
+        imported[f"sim_s2g_{rank}"] = made(
             None, [place, place, *[word] * rank, wide, ctypes.c_bool],
             lambda source, map_, *rest, rank=rank: m.store((map_ or 0) - 1, source, *rest[:rank]),
         )  # fmt: skip
-    imports = {n: ctypes.cast(f, ctypes.c_void_p).value or 0 for n, f in functions.items()}
+    imports = {n: ctypes.cast(f, ctypes.c_void_p).value or 0 for n, f in imported.items()}
     features = ",".join(f"+{f}" for f, on in llvm.get_host_cpu_features().items() if on)
     library = toolchain.Library(toolchain.emit_object(code, llvm.get_host_cpu_name(), features, 1), (entry.symbol,), imports)
     error = ctypes.c_int64(0)
@@ -448,6 +452,7 @@ def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], si
     function = ctypes.CFUNCTYPE(None, *[wide] * len(args))(library.address(entry.symbol))
 
     def thread(number: int) -> None:
+        m.local.copies, m.local.copy_groups = [], []
         m.local.queue, m.local.done, m.local.begun = [], {}, 0
         m.local.thread, m.local.stores, m.local.groups, m.local.pending, m.local.steps = number, [], [], None, 0
         function(*args)

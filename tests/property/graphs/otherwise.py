@@ -14,6 +14,8 @@ themselves (vectors and single elements, CPU and GPU, float16 and float32).  low
   code for single elements.
 * the gradients of ``relu6`` and ``hardtanh`` at NaN: 0, as in eager's vector code, where its code for single elements passes what
   comes on.
+* ``maximum`` and ``minimum`` of zeros of two signs: the second, where eager's vector code and that for single elements differ;
+  log makes it visible in gradients.
 * ``gelu`` with tanh: 1 / (1 + exp(-2 u)) for (1 + tanh(u)) / 2, which cancels for negative u.
 """
 
@@ -112,6 +114,26 @@ def relu6(x: Tensor) -> Any:
     return _Clamped.apply(x, 0.0, 6.0)
 
 
+class _Second(torch.autograd.Function):
+    """Zeros that are those of ``y``, if that has them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return torch.where((x == 0) & (y == 0), y.to(x.dtype), x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+def maximum(x: Tensor, y: Tensor) -> Any:
+    return _Second.apply(torch.maximum(x, y), y)
+
+
+def minimum(x: Tensor, y: Tensor) -> Any:
+    return _Second.apply(torch.minimum(x, y), y)
+
+
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     if approximate != "tanh":
         return F.gelu(x)
@@ -172,10 +194,13 @@ def _chained(factors: Tensor, dim: int) -> Tensor:
 
 
 SPACE: dict[str, Any] = {
-    "torch": _Instead(torch, var, std, var_mean, std_mean),
+    "torch": _Instead(torch, var, std, var_mean, std_mean, maximum, minimum),
     "F": _Instead(F, layer_norm, elu, selu, celu, hardswish, hardtanh, relu6, gelu),
 }
-OTHERWISE = ("layer_norm(", "_mean(", ".var(", ".std(", "elu(", "hardswish(", "hardtanh(", "relu6(", "approximate='tanh'")
+OTHERWISE = (
+    *("layer_norm(", "_mean(", ".var(", ".std(", "elu(", "hardswish(", "hardtanh(", "relu6(", "approximate='tanh'"),
+    *("maximum(", "minimum("),
+)
 """What is in the text of a line that is written another way."""
 
 PRODUCTS: list[dict[str, Any]] = [{"torch": _Instead(torch, _prod(order)), "F": F} for order in ("up", "down", "apart")]
