@@ -9,6 +9,7 @@ cheapest, and weights are flipped in registers.
 
 from collections.abc import Callable
 
+from lowc.ir.index import constant
 from lowc.ir.nodes import PARALLEL, For, Kernel, Kind
 from lowc.ir.types import i8
 from lowc.ir.walk import free_atoms
@@ -35,6 +36,8 @@ def choices(kernel: Kernel, found: Contraction, target: Target, threads: bool, r
     elements = [narrow(f) for f in (found.left, found.right)]
     if None in elements or estimate(found.depth.axis.extent) < LEAST * SIZE:
         return ()
+    if any(constant(f.axis.extent) == 0 for f in found.outer):
+        return ()  # no result needs a sum, and a factor of no elements, which no longer changes with any axis, has no memory
     if not fits(found.left, found.right, found.depth.axis.extent):
         return ()
     signed = all(e is not None and e.dtype == i8 for e in elements)

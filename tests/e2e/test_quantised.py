@@ -64,6 +64,14 @@ def test_bytes_into_32_bits(isa: str) -> None:
     check()
 
 
+@pytest.mark.parametrize(("m", "n"), [(32, 0), (9, 0), (0, 32), (0, 0)])
+def test_of_no_results_nothing_is_read(m: int, n: int) -> None:
+    """A factor without elements has no memory to be summed from in front."""
+    x, y = integers(1, (m, 64), "rows"), integers(2, (64, n), "rows")
+    for product in (torch._int_mm, torch.mm):
+        assert own(product)(x, y).shape == (m, n)
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
 def test_products_of_one_type_wrap(dtype: torch.dtype) -> None:
     @settings(SETTINGS, max_examples=6)
