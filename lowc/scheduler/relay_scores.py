@@ -12,13 +12,28 @@ beyond the last read what the last one does: nothing of them is stored.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
-from lowc.ir.index import Atom, Axis, Index, Opaque, constant, depends_on, minimum, split
+from lowc.ir.index import (
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Opaque,
+    atoms,
+    constant,
+    depends_on,
+    ix,
+    minimum,
+    split,
+    substitute,
+)
 from lowc.ir.interval import interval
 from lowc.ir.nodes import Const, Expr, FromIndex, Let, Load, Op, Stmt, Var
 from lowc.ir.ops import CHECKS
 from lowc.ir.types import f32, i32
-from lowc.ir.walk import Substitution, free_atoms, same, with_mask
+from lowc.ir.walk import Substitution, both, free_atoms, parts, same, with_mask
+from lowc.scheduler.attention import masked, masks
 from lowc.scheduler.rename import coordinate, fresh, let
 from lowc.scheduler.tile_epilogue import less
 
@@ -122,6 +137,36 @@ class Scores:
         if not self.place.ends or self.varying.isdisjoint(free_atoms(value)):
             return made
         return with_mask(made, less(self.place.first + self.place.number, self.place.keys.extent), {})
+
+
+def of_tiles(score: Expr, rows: Axis, high: int, keys: Axis, size: int) -> tuple[Expr | None, Expr]:
+    """(the conditions of ``score`` that are one for all of ``high`` rows and ``size`` keys, in one, the score where they hold).
+
+    ``select(low[i // 128] <= high[j // 128], x, -inf)`` is such a one where tiles are of 128 rows and keys.
+    """
+    conditions, inner = masks(score)
+    same_ = [c for c in conditions if _is_of_tiles(c, rows, high) and _is_of_tiles(c, keys, size)]
+    if not same_:
+        return None, score
+    rest = masked([c for c in conditions if all(c is not s for s in same_)], inner)
+    return reduce(both, same_[1:], same_[0]), rest
+
+
+def _is_of_tiles(value: Expr, axis: Axis, size: int) -> bool:
+    whole = Axis(f"{axis.name}:", axis.extent)
+    for part in parts(value):
+        if isinstance(part, Var) or (isinstance(part, Op) and part.name in CHECKS):
+            return False
+        for index in part.index if isinstance(part, Load) else (part.index,) if isinstance(part, FromIndex) else ():
+            tiles: dict[Atom, Index] = {a: ix(whole) for a in atoms(index) if isinstance(a, FloorDiv) and _is_tile(a, axis, size)}
+            if depends_on(substitute(index, tiles), axis) or any(isinstance(a, Opaque) for a in atoms(index)):
+                return False
+    return True
+
+
+def _is_tile(atom: FloorDiv, axis: Axis, size: int) -> bool:
+    by = constant(atom.den)
+    return atom.num == ix(axis) and by is not None and by % size == 0
 
 
 def _number(value: Op) -> float | None:

@@ -18,7 +18,7 @@ from lowc.cli.compilation import on_gpu
 from lowc.compiler import interpreted, lowered
 from lowc.frontend.aot import compile_module
 from lowc.ir.nodes import Extern, Launch
-from lowc.ir.relays import has_relay
+from lowc.ir.relays import block_body, has_relay, relay
 from lowc.options import Options, parse
 from lowc.scheduler import pipeline
 from tests.e2e.test_attention_gpu import off
@@ -55,6 +55,8 @@ def functions(device: str) -> tuple[dict[str, Function | None], dict[str, Functi
         "filled": lambda b, h, i, j: (j < filled[b]) & (h != 1),
         "prefix": lambda b, h, i, j: (j < filled[b]) | (i >= j),
     }
+    masks["sloped"] = lambda b, h, i, j: (j * 2 - i < filled[b]) | (documents[b, i] > documents[1 - b, j])
+    masks["of blocks"] = lambda b, h, i, j: (i // 128 >= j // 128) & (documents[b, i] + h != documents[b, j])
     return scores, masks
 
 
@@ -104,6 +106,25 @@ def test_one_kernel_on_tensor_cores(score: str, mask: str) -> None:
     steps, result = for_gpu(function, args)
     kernels = [s.kernel for s in steps if isinstance(s, Launch)]
     assert len(kernels) == len(steps) and [has_relay(k.body) for k in kernels].count(True) == 1
+    exact = function(*(a.double() for a in args))
+    assert off(result, exact) <= max(1.5 * off(function(*args), exact), 8e-3)
+
+
+@pytest.mark.parametrize(
+    ("mask", "kernels", "several"),
+    [
+        ("documents", 3, True), ("filled", 1, True), ("prefix", 1, True), ("sloped", 3, True), ("of blocks", 1, True),
+        ("window", 1, False),
+    ],
+)  # fmt: skip
+def test_tiles_that_are_masked_whole(mask: str, kernels: int, several: bool) -> None:
+    """They are not computed; results are the same."""
+    function, args = attend("cpu", "plain", mask, 300, 400), qkv(300, 400, 32)
+    steps, result = for_gpu(function, args)
+    launches = [s.kernel for s in steps if isinstance(s, Launch)]
+    found = relay(block_body(launches[-1].body))
+    assert found is not None and len(launches) == kernels
+    assert [t.seen is not None for t in found.turns] == [False] + [several] * (len(found.turns) - 1)
     exact = function(*(a.double() for a in args))
     assert off(result, exact) <= max(1.5 * off(function(*args), exact), 8e-3)
 

@@ -47,6 +47,14 @@ FORMS: dict[str, Made] = {
         "s * 0.25", (CAUSAL, "documents[i] == documents[j]"), lambda s, g: s,
         lambda g: (g["j"] <= g["i"]) & (g["documents"][g["i"]] == g["documents"][g["j"]]),
     ),
+    "tiles": Made(
+        "s * 0.25", ("documents[i // 128] == documents[j // 128]",), lambda s, g: s,
+        lambda g: g["documents"][g["i"] // 128] == g["documents"][g["j"] // 128],
+    ),
+    "tiles, causal": Made(
+        "s * 0.25", ("documents[i // 128 * 3] <= documents[j // 128 + 1]", CAUSAL), lambda s, g: s,
+        lambda g: (g["j"] <= g["i"]) & (g["documents"][g["i"] // 128 * 3] <= g["documents"][g["j"] // 128 + 1]),
+    ),
     "capped": Made("tanh(s * 0.25) * 3.0", (CAUSAL,), lambda s, g: 3 * np.tanh(s), lambda g: g["j"] <= g["i"]),
     "table": Made(
         "s * 0.25 + table[i - j + 400]", (), lambda s, g: s + g["table"][g["i"] - g["j"] + 400], lambda g: g["i"] + g["j"] >= 0
