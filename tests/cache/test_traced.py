@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 from lowc import machine, traces
 from lowc.cache import entry, sources
 from lowc.frontend import aot, kept
-from lowc.frontend.ambient import text_of_ambient
+from lowc.frontend.ambient import text_of_settings, text_of_thread
 from tests.cache import graphs
 
 Make = Callable[[], Callable[..., Any]]
@@ -209,9 +209,9 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_the_process_are_in_the_key(name: str) -> None:
-    before = text_of_ambient()
+    before = text_of_thread(), text_of_settings()
     with SETTINGS[name]():
-        assert text_of_ambient() != before
+        assert (text_of_thread(), text_of_settings()) != before
 
 
 def test_another_setting_or_option_or_machine_is_no_hit(
