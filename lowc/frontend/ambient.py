@@ -18,7 +18,7 @@ _TORCH: Any = torch
 _C: Any = torch._C
 
 
-def text_of_ambient() -> str:
+def text_of_thread() -> str:
     """Raises NoTextError in states that have no text: modes, transforms and hooks that are functions."""
     for why, there in _OTHERWISE:
         if there():
@@ -27,11 +27,14 @@ def text_of_ambient() -> str:
     for kind in _C._autocast_supported_devices():
         if torch.is_autocast_enabled(kind):
             lines.append(f"autocast {kind} = {torch.get_autocast_dtype(kind)}")
-    return "\n".join([*lines, text_of_settings()])
+    return "\n".join(lines)
 
 
 def text_of_settings() -> str:
-    """Those that a backward pass, compiled later and perhaps in a thread of autograd's, should find as they were."""
+    """The others: those that a backward pass, compiled later and perhaps in a thread of autograd's, should find as they were.
+
+    Raises NoTextError.
+    """
     lines = [f"{name} = {value()!r}" for name, value in _SETTINGS]
     for config in (functorch, symbolic):
         values: dict[str, Any] = config.save_config_portable()

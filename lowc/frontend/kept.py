@@ -33,7 +33,7 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowc.frontend.ambient import text_of_ambient, text_of_settings
+from lowc.frontend.ambient import text_of_settings, text_of_thread
 from lowc.frontend.traced import text_of_traced
 from lowc.frontend.unread import NoTextError, Source
 
@@ -73,7 +73,7 @@ class Lookup:
         try:
             self._settings = text_of_settings()
             text, self._devices = text_of_traced(gm, args, aot_config)
-            self._text = f"{text_of_ambient()}\n{text}"
+            self._text = "\n".join((text_of_thread(), self._settings, text))
         except NoTextError as error:
             raise torchs.BypassAOTAutogradCache(str(error)) from error
         except Exception:
@@ -115,6 +115,8 @@ class Lookup:
                 entry = pickle.loads(content)
                 # For logs only, and as large as all the rest: who logs these graphs, traces them (``ambient``).
                 entry.aot_joint_graph_str = entry.aot_forward_graph_str = entry.aot_backward_graph_str = None
+                # What an entry by itself would be called with, if it were: it is found by who has that.
+                entry.sanitized_aot_config.aot_autograd_arg_pos_to_source = None
                 # lowc's backward passes leave what they are given as it is, whether or not it is asked for again.
                 entry.runtime_metadata.bw_donated_idxs = []
                 self._place.put(self._text, self._devices, pickle.dumps(entry))

@@ -110,6 +110,8 @@ class _Traced(Printer):
         return self._arg(value) if type(value) is int or isinstance(value, SYMBOLIC) else ""
 
     def _arg(self, arg: Any) -> str:
+        if isinstance(arg, tuple):  # an index that is a list is another one
+            return f"{type(arg).__name__}({''.join([f'{self._arg(a)}, ' for a in arg])})"
         if isinstance(arg, slice):
             return f"slice({self._arg(arg.start)}, {self._arg(arg.stop)}, {self._arg(arg.step)})"
         if arg is Ellipsis:

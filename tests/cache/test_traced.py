@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 from lowc import machine, traces
 from lowc.cache import entry, sources
 from lowc.frontend import aot, kept
-from lowc.frontend.ambient import text_of_ambient
+from lowc.frontend.ambient import text_of_settings, text_of_thread
 from tests.cache import graphs
 
 Make = Callable[[], Callable[..., Any]]
@@ -209,9 +209,9 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_the_process_are_in_the_key(name: str) -> None:
-    before = text_of_ambient()
+    before = text_of_thread(), text_of_settings()
     with SETTINGS[name]():
-        assert text_of_ambient() != before
+        assert (text_of_thread(), text_of_settings()) != before
 
 
 def test_another_setting_or_option_or_machine_is_no_hit(
@@ -242,6 +242,12 @@ def test_another_setting_or_option_or_machine_is_no_hit(
     assert not traced()
 
 
+def put_at(x: Tensor, index: Any) -> Tensor:
+    """One element, or two rows."""
+    x[index] = 5.0
+    return x
+
+
 GRAPHS: dict[str, tuple[tuple[Callable[..., Any], tuple[Any, ...]], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     "numbers": ((lambda x: x * 2.0, (X,)), (lambda x: x * 2.5, (X,))),
     "signs of zero": ((lambda x: x * 0.0, (X,)), (lambda x: x * -0.0, (X,))),
@@ -255,6 +261,8 @@ GRAPHS: dict[str, tuple[tuple[Callable[..., Any], tuple[Any, ...]], tuple[Callab
     "dtypes": ((lambda x: x.exp(), (X.double(),)), (lambda x: x.exp(), (X,))),
     "gradients": ((lambda x: x.exp(), (G,)), (lambda x: x.exp(), (X,))),
     "results": ((lambda x: (x.exp(), x.sin()), (X,)), (lambda x: (x.sin(), x.exp()), (X,))),
+    "lists and tuples": ((put_at, (X.clone(), [0, 1])), (put_at, (X.clone(), (0, 1)))),
+    "none and none at all": ((put_at, (X.clone(), (0, None))), (put_at, (X.clone(), 0))),
     "writing": ((lambda x: x.add_(1), (X.clone(),)), (lambda x: x.add(1), (X.clone(),))),
 }
 
