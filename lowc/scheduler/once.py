@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lowc.ir.index import Opaque, atoms, constant
-from lowc.ir.nodes import Alloc, Buffer, For, Kernel, Launch, Module, Step, Stmt, Var
+from lowc.ir.nodes import Alloc, Buffer, For, Kernel, Launch, Module, Step, Stmt, Update, Var
 from lowc.ir.walk import (
     buffers,
     exprs,
@@ -158,8 +158,10 @@ def _is_constant(stmt: Stmt, readable: set[str], writable: set[str]) -> bool:
 
 
 def _outside(body: Sequence[Stmt]) -> bool:
-    """Whether ``body`` uses a name that is defined outside of it."""
+    """Whether ``body`` uses a name that is defined outside of it, or adds to a sum that is."""
     bound = names(body)
+    if any(v.name not in bound for s in statements(body) if isinstance(s, Update) for v in s.vars):
+        return True
     if any(isinstance(a, Opaque) and a.name not in bound for index in indices(body) for a in atoms(index)):
         return True
     return any(isinstance(p, Var) and p.name not in bound for s in statements(body) for e in exprs(s) for p in parts(e))

@@ -87,6 +87,15 @@ def test_what_is_left_where_it_stands(given: Module) -> None:
     assert once.run(given, TARGET, Options()) is given
 
 
+def test_a_loop_that_adds_to_a_sum_stays_with_it() -> None:
+    given = module(body=f"acc t: f32 = add\nfor l in 3840 {{ t add= w[l] }}\n{BOTH.replace('= s', '= s + t')}")
+    done = once.run(given, TARGET, Options())
+    verify_module(done, "SCHEDULED")
+    assert once.count(done) == 1
+    kept = np.zeros(3840, np.float32)
+    np.testing.assert_array_equal(run_module(done, [*values(given), kept])[0], run_module(given, values(given))[0])
+
+
 def test_what_is_made_of_what_was_made() -> None:
     given = parse_module("""
 module @SCHEDULED() {

@@ -100,6 +100,24 @@ def test_bytes(dynamic: bool, tmp_path: Path) -> None:
         torch.testing.assert_close(function(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+class Norm(nn.Module):
+    """All of the weights make one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(96, 128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / (self.w @ self.w.T).sum()
+
+
+def test_a_number_made_of_weights(tmp_path: Path) -> None:
+    model, x = Norm(), torch.randn(40)
+    made = package.compile_program(export(model, (x,)), levels=LEVELS)
+    for function in functions(made, tmp_path / "m.lowc"):
+        torch.testing.assert_close(function(x), model(x).detach(), rtol=1e-4, atol=1e-4)
+
+
 def test_what_the_manifest_says_of_it_is_checked(tmp_path: Path) -> None:
     model, x = layers(17)
     made = package.compile_program(export(model, (x,)), levels=("x86-64",))
