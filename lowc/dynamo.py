@@ -22,7 +22,8 @@ def lowc_backend(
     chosen = parse(mode, options)
     from lowc.cache.place import folder_of
     from lowc.frontend.aot import compile_module
-    from lowc.reuse import compile_or_reuse, lowered_ops
+    from lowc.reuse import compile_or_reuse, is_kept, lowered_ops
+    from lowc.traces import Traces
 
     cache = folder_of(chosen)
     wide = chosen.isa in ("auto", "avx512") and "avx512f" in machine.processor_flags()
@@ -31,9 +32,10 @@ def lowc_backend(
         gm,
         example_inputs,
         compile_source=partial(compile_or_reuse, options=chosen, folder=cache),
-        keep=lowered_ops(cache),
+        keep=partial(lowered_ops, cache),
         strict=chosen.strict_errors,
         fallback_random=chosen.fallback_random,
         channels_last=chosen.layout == "auto" and chosen.numerics == "fast",
         own_convolutions=chosen.convolution == "own" or (chosen.convolution == "auto" and wide),
+        place=Traces(cache, chosen) if cache and is_kept(chosen) else None,
     )

@@ -11,12 +11,12 @@ are verified or dumped, as they run only if something is compiled.
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from lowc.cache import key as keys
-from lowc.cache.entry import Damaged
+from lowc.cache.entry import Damaged, digest_of
 from lowc.cache.folder import Folder
 from lowc.once import same
 from lowc.options import Options, is_tuned, with_stream
@@ -37,7 +37,7 @@ Compiled = Callable[[list[Any]], list[Any]]
 def compile_or_reuse(source: "Source", options: Options, folder: Folder | None) -> Compiled:
     """``compiler.compile_graph`` of what ``source`` is read as, or what it has made of an equal one before.  Raises what these
     raise."""
-    if folder is None or options.dump or options.check or options.isa == "interp":
+    if folder is None or not is_kept(options):
         graph, constants, _ = source.read()
         return _compiled(graph, constants, options)
     trace = Trace()
@@ -46,6 +46,7 @@ def compile_or_reuse(source: "Source", options: Options, folder: Folder | None) 
     with trace.phase("cache"):
         program = key and found(folder, key, source, options)
     if program:
+        source.kept = digest_of(key)
         trace.count("cache hit")
         if options.time:
             print(f"lowc: {source.name} (cache hit)\n{trace.report()}", file=sys.stderr)
@@ -56,9 +57,14 @@ def compile_or_reuse(source: "Source", options: Options, folder: Folder | None) 
     call: Any = _compiled(graph, constants, options, trace)
     from lowc.ir.graph import device_of
 
-    if key and repeatable and not trace.counters.get("fallbacks"):
-        keep(folder, key, call.program, device_of(graph))
+    if key and repeatable and not trace.counters.get("fallbacks") and keep(folder, key, call.program, device_of(graph)):
+        source.kept = digest_of(key)
     return call
+
+
+def is_kept(options: Options) -> bool:
+    """Whether what is compiled with these options is for the cache: not where passes are looked at, or nothing is compiled."""
+    return not (options.dump or options.check or options.isa == "interp")
 
 
 @cache
@@ -94,11 +100,11 @@ def key_of(source: "Source", options: Options, folder: Folder | None = None) -> 
     from lowc.runtime.tensors import torch_version
 
     text, devices = source.text()
-    facts = [_device(name, options) for name in devices or ["cpu"]]
+    facts = [facts_of(name, options) for name in devices or ["cpu"]]
     return keys.graph_key(keys.base_key(folder), text, options, facts, torch_version())
 
 
-def _device(name: str, options: Options) -> str:
+def facts_of(name: str, options: Options) -> str:
     """What code for device ``name`` depends on; "" if that is unknown."""
     kind, _, index = name.partition(":")
     if kind == "cpu":
@@ -118,12 +124,18 @@ def found(folder: Folder, key: str, source: "Source", options: Options) -> "Prog
     """The program of the entry for ``key``, bound to this process; None if there is none that can be used, after a warning if it
     should have been."""
     sections = folder.get(key)
-    if sections is None:
-        return None
+    return None if sections is None else bound(folder, key, sections, source.name, source.constants, options)
+
+
+def bound(
+    folder: Folder, key: str, sections: Mapping[str, bytes], name: str, constants: Sequence[Any], options: Options
+) -> "Program | None":
+    """The program that ``sections`` are, the entry for ``key``, for a graph ``name``; None, after a warning, if it cannot be
+    used."""
     from lowc.cache.codec import decode
 
     try:
-        return _bound(decode(sections), source, options)
+        return _bound(decode(sections), name, constants, options)
     except Damaged as error:
         folder.discard(key, str(error))
     except Exception as error:
@@ -133,8 +145,7 @@ def found(folder: Folder, key: str, source: "Source", options: Options) -> "Prog
     return None
 
 
-def _bound(stored: "Stored", source: "Source", options: Options) -> "Program":
-    name, constants = source.name, source.constants
+def _bound(stored: "Stored", name: str, constants: Sequence[Any], options: Options) -> "Program":
     if any(op.startswith("lowc.") for op, _ in (*stored.host.ops.values(), *stored.host.into.values())):
         _register_ops()
     if "walker" in stored.sections:
@@ -172,9 +183,9 @@ def _walker(code: bytes) -> "Library":
     return Library(code, ("walk",), {})
 
 
-def keep(folder: Folder, key: str, program: "Program", device: str) -> None:
-    """Makes ``program``, which runs on ``device``, the entry for ``key``.  It is a bug if that fails, but none that should
-    stop anybody."""
+def keep(folder: Folder, key: str, program: "Program", device: str) -> bool:
+    """Makes ``program``, which runs on ``device``, the entry for ``key``; whether it is.  It is a bug if that fails, but none
+    that should stop anybody."""
     from lowc.cache.codec import encode
 
     try:
@@ -183,7 +194,8 @@ def keep(folder: Folder, key: str, program: "Program", device: str) -> None:
             from lowc.backends.nvptx import walker
 
             sections |= {"walker": walker.code(), "device": device.encode()}
-        folder.put(key, sections)
+        return folder.put(key, sections)
     except Exception as error:
         log.warning("a compiled graph cannot be kept: %s: %s", type(error).__name__, error)
         log.debug("the reason in full", exc_info=True)
+        return False

@@ -34,6 +34,7 @@ RANKS = {
     "compiler": 3,
     "autotune": 3,
     "reuse": 3,
+    "traces": 3,
     "package": 3,
     "dynamo": 3,
     "faults": 3,

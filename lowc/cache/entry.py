@@ -71,9 +71,26 @@ def expect(content: bytes, key: str) -> dict[str, bytes]:
     return sections
 
 
+def expect_digest(content: bytes, digest: str) -> tuple[str, dict[str, bytes]]:
+    """The key that has this digest, and the sections; raises Damaged if this is not that entry."""
+    key, sections = read(content)
+    if digest_of(key) != digest:
+        raise Damaged("it is the entry of something else")
+    return key, sections
+
+
+def digest_of(key: str) -> str:
+    """What stands for ``key`` where its text would be too long."""
+    return sha256(key.encode()).hexdigest()
+
+
 def name_of(key: str) -> str:
     """The name of the file of ``key``."""
-    return sha256(key.encode()).hexdigest()[:40] + SUFFIX
+    return name_of_digest(digest_of(key))
+
+
+def name_of_digest(digest: str) -> str:
+    return digest[:40] + SUFFIX
 
 
 SUFFIX = ".entry"

@@ -13,9 +13,10 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from threading import Lock
+from typing import TypeVar
 
 from lowc.cache import entry
 
@@ -25,6 +26,8 @@ TEMPORARY = ".new-"
 STALE = 3600  # seconds after which a temporary file is one that a killed process has left
 ROOM = 0.9  # eviction makes so much of the limit free of what is old, so as not to run again at once
 LOCK = ".lock"
+
+Got = TypeVar("Got")
 
 
 class Item:
@@ -51,9 +54,16 @@ class Folder:
 
     def get(self, key: str) -> dict[str, bytes] | None:
         """The sections of the entry for ``key``, or None.  What is damaged is removed, with a warning."""
+        return self._got(entry.name_of(key), lambda content: entry.expect(content, key))
+
+    def get_by_digest(self, digest: str) -> tuple[str, dict[str, bytes]] | None:
+        """The key that has this digest and the sections of its entry, or None."""
+        return self._got(entry.name_of_digest(digest), lambda content: entry.expect_digest(content, digest))
+
+    def _got(self, name: str, read: Callable[[bytes], Got]) -> Got | None:
         if not self.usable():
             return None
-        path = os.path.join(self.path, entry.name_of(key))
+        path = os.path.join(self.path, name)
         try:
             content = _content(path)
         except FileNotFoundError:
@@ -62,17 +72,19 @@ class Folder:
             log.warning("the cache entry %s cannot be read and is compiled anew: %s", path, error)
             return None
         try:
-            sections = entry.expect(content, key)
+            found = read(content)
         except entry.Damaged as error:
-            self.discard(key, str(error))
+            self._discard(path, str(error))
             return None
         with suppress(OSError):  # a read-only folder has no order of use
             os.utime(path)
-        return sections
+        return found
 
     def discard(self, key: str, why: str) -> None:
         """Removes an entry that cannot be used, with a warning."""
-        path = os.path.join(self.path, entry.name_of(key))
+        self._discard(os.path.join(self.path, entry.name_of(key)), why)
+
+    def _discard(self, path: str, why: str) -> None:
         log.warning("the cache entry %s is compiled anew: %s", path, why)
         with suppress(OSError):
             os.unlink(path)

@@ -18,9 +18,9 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from lowc.errors import LowcError, OptionError
-from lowc.frontend import ranks
+from lowc.frontend import kept, ranks
 from lowc.frontend.cse import merge_equal_nodes
-from lowc.frontend.decompositions import decompositions
+from lowc.frontend.kept import Place, boxed, hidden
 from lowc.frontend.outside import with_python_values
 from lowc.frontend.unread import Source, constants_of, text_of
 from lowc.frontend.unused import drop_unused
@@ -45,19 +45,22 @@ def compile_module(
     compile_graph: CompileGraph | None = None,
     *,
     compile_source: CompileSource | None = None,
-    keep: Collection[str] = (),
+    keep: Collection[str] | Callable[[], Collection[str]] = (),
     strict: bool = False,
     fallback_random: bool = False,
     channels_last: bool = False,
     own_convolutions: bool = False,
+    place: Place | None = None,
 ) -> Callable[..., Any]:
     """A function that does what ``gm`` (a graph of torch calls, as Dynamo makes them) does, gradients included.
 
     ``compile_graph`` is called once for each graph that AOTAutograd makes of it: "inference", or "forward" and "backward"; or
     ``compile_source`` is, before that is read.
-    ``keep``: ops that are not to be taken apart, as ``aten.gelu.default``.  With ``strict``, a graph that cannot be imported
-    raises Unsupported.  With ``fallback_random``, random numbers are ATen's own.  With ``channels_last``, convolutions on a CPU
-    get operands that lie so, but in inference those of f32 with ``own_convolutions``: they are likely to be lowc's own.
+    ``keep``: ops that are not to be taken apart, as ``aten.gelu.default``, or what tells them if it matters.  With ``strict``, a
+    graph that cannot be imported raises Unsupported.  With ``fallback_random``, random numbers are ATen's own.  With
+    ``channels_last``, convolutions on a CPU get operands that lie so, but in inference those of f32 with ``own_convolutions``:
+    they are likely to be lowc's own.  ``place``: where what AOTAutograd makes is kept, so that a later process need not trace;
+    its keys have whatever decides on all the others.
     """
     if any(isinstance(x, list | tuple | dict) for x in example_inputs):
         again = partial(
@@ -69,6 +72,7 @@ def compile_module(
             fallback_random=fallback_random,
             channels_last=channels_last,
             own_convolutions=own_convolutions,
+            place=place,
         )
         return flatten_graph_inputs(gm, example_inputs, again)
 
@@ -78,6 +82,16 @@ def compile_module(
 
         log_recompile(gm)
     lies = CHANNELS_LAST if channels_last else frozenset[torch.dtype]()
+    table: dict[Any, Callable[..., Any]] = {}
+
+    def fill() -> None:
+        from lowc.frontend.decompositions import decompositions
+
+        table.update(decompositions(keep() if callable(keep) else keep, fallback_random=fallback_random))
+
+    lookup = kept.Lookup(place, fill) if place and kept.possible() else None
+    if not lookup:
+        fill()
 
     def compiler(name: str) -> Callable[..., Compiled]:
         whole = name == "inference"  # the others are parts of a graph that ``_partition`` has seen
@@ -85,22 +99,23 @@ def compile_module(
         def compiled(gm: fx.GraphModule, _inputs: Any) -> Compiled:
             if whole:
                 _prepare(gm, not fallback_random, lies - {torch.float32} if own_convolutions else lies)
-            return compile_fx_graph(gm, name, compile_, strict=strict)
+            return compile_fx_graph(gm, name, compile_, strict=strict, named=lookup is not None and lookup.keyed)
 
         return compiled
 
     # By this count DDP, which has parts of a graph compiled one by one, knows that AOTAutograd has seen a part.
     counters["aot_autograd"]["total"] += 1
-    return aot_module_simplified(
-        gm,
-        example_inputs,
-        fw_compiler=compiler("forward"),
-        bw_compiler=_untraced(compiler("backward")),
-        inference_compiler=compiler("inference"),
-        partition_fn=partial(_partition, own_random=not fallback_random, channels_last=lies),
-        decompositions=decompositions(keep, fallback_random=fallback_random),
-        keep_inference_input_mutations=True,
-    )
+    with kept.asking(lookup):
+        return aot_module_simplified(
+            gm,
+            example_inputs,
+            fw_compiler=kept.asked(compiler("forward")) if lookup else compiler("forward"),
+            bw_compiler=_untraced(compiler("backward")),
+            inference_compiler=compiler("inference"),
+            partition_fn=partial(_partition, own_random=not fallback_random, channels_last=lies),
+            decompositions=table,
+            keep_inference_input_mutations=True,
+        )
 
 
 def _untraced(compiler: Callable[..., Compiled]) -> Callable[..., Compiled]:
@@ -110,18 +125,20 @@ def _untraced(compiler: Callable[..., Compiled]) -> Callable[..., Compiled]:
     would then trace lowc itself, statement by statement (Dynamo hides forward graphs on its own).
     """
 
-    hide: Any = torch._dynamo.disable
-
     def compile_hidden(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        return _boxed(hide(hide(compiler)(graph, inputs)))
+        compiled = hidden(compiler)(graph, inputs)
+        found = boxed(hidden(compiled))
+        kept.rename(compiled, found)
+        return found
 
     return compile_hidden
 
 
 def compile_fx_graph(
-    gm: fx.GraphModule, name: str, compile_source: CompileSource, *, strict: bool = False
+    gm: fx.GraphModule, name: str, compile_source: CompileSource, *, strict: bool = False, named: bool = False
 ) -> Compiled:
-    """Compiles one functional ATen graph; the result takes a list of inputs, which it may empty, and returns the outputs."""
+    """Compiles one functional ATen graph; the result takes a list of inputs, which it may empty, and returns the outputs.
+    ``named``: it is to have the name of its entry in the cache, if it is nothing else."""
     _without_functions(gm)
     drop_unused(gm.graph)
     if any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes):
@@ -129,7 +146,7 @@ def compile_fx_graph(
 
         if calls_functions(gm):
             merge_equal_nodes(gm.graph)
-            return _boxed(compile_pieces(gm, lambda piece: compile_fx_graph(piece, name, compile_source, strict=strict)))
+            return boxed(compile_pieces(gm, lambda piece: compile_fx_graph(piece, name, compile_source, strict=strict)))
     source = Source(name, constants_of(gm), partial(text_of, gm, name), partial(_read, gm, name, strict))
     try:
         with ranks.noted(name):
@@ -142,7 +159,10 @@ def compile_fx_graph(
         counters["lowc"][f"unsupported: {error.message}"] += 1
         return _run_by_torch(gm)
     counters["lowc"]["graphs"] += 1
-    return _boxed(with_python_values(gm, compiled))
+    found = boxed(with_python_values(gm, compiled))
+    if named and found is compiled:
+        kept.name(found, source)
+    return found
 
 
 def _read_and_compile(compile_graph: Any, source: Source) -> Compiled:
@@ -235,22 +255,6 @@ def _is_log_softmax(value: Any) -> bool:
     return isinstance(last, fx.Node) and last.target is aten.log.default
 
 
-def _boxed(compiled: Compiled) -> Compiled:
-    """``compiled``, marked as taking one list."""
-    if getattr(compiled, "_boxed_call", False):
-        return compiled
-    try:
-        compiled._boxed_call = True
-        return compiled
-    except AttributeError:
-
-        def run(args: list[Any]) -> Sequence[Any]:
-            return compiled(args)
-
-        run._boxed_call = True
-        return run
-
-
 def _run_by_torch(gm: fx.GraphModule) -> Compiled:
     gm.recompile()
 
@@ -259,4 +263,4 @@ def _run_by_torch(gm: fx.GraphModule) -> Compiled:
         args.clear()
         return gm(*given)
 
-    return _boxed(run)
+    return boxed(run)

@@ -37,9 +37,10 @@ log = logging.getLogger("lowc.cache")
 
 class Source:
     """A graph called ``name``.  ``constants``: the tensors that it holds; ``text``: see ``text_of``; ``read``: reads it, can
-    be asked once, after ``text``, and raises Unsupported."""
+    be asked once, after ``text``, and raises Unsupported.  ``kept``, for whoever compiles it to say: the digest of the key under
+    which the cache has what became of it; "" if it has nothing."""
 
-    __slots__ = ("constants", "name", "read", "text")
+    __slots__ = ("constants", "kept", "name", "read", "text")
 
     def __init__(
         self,
@@ -49,13 +50,15 @@ class Source:
         read: "Callable[[], Reading]",
     ) -> None:
         self.name, self.constants, self.text, self.read = name, constants, text, read
+        self.kept = ""
 
 
 def text_of(gm: fx.GraphModule, name: str) -> tuple[str, list[str]]:
     """(the text of ``gm``, "" if it has none; the devices of its tensors)."""
+    printer = Printer(gm)
     try:
-        return _Printer(gm).text(name)
-    except _NoTextError:
+        return printer.text(name), sorted(printer.devices)
+    except NoTextError:
         pass
     except Exception as error:  # a bug, but none that should stop anybody
         log.warning("a graph is not looked up in the cache: %s: %s", type(error).__name__, error)
@@ -82,16 +85,16 @@ def knowledge(gm: fx.GraphModule) -> object:
     return None
 
 
-class _NoTextError(Exception):
-    """Something that has no text here."""
+class NoTextError(Exception):
+    """Something that has no text here; the message may say what."""
 
 
 _AS_WRITTEN = frozenset({bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None)})
 _TORCHS_OWN = frozenset({"aten", "prims"})
-_ABSENT = object()
+ABSENT = object()
 
 
-class _Printer:
+class Printer:
     """What many nodes share, types, the user's lines and expressions, is written once, in lines at the end."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
@@ -102,16 +105,20 @@ class _Printer:
         self._targets: dict[Any, str] = {}
         self._expressions: dict[Any, str] = {}
         self._memory: dict[Any, str] = {}
-        self._devices: set[str] = set()
+        self.devices: set[str] = set()
         self._symbols: dict[Any, Any] = {}  # to their ShapeEnv
 
-    def text(self, name: str) -> tuple[str, list[str]]:
+    def text(self, name: str) -> str:
         precision = torch.backends.cuda.matmul.fp32_precision
-        lines = [f"graph {name} {torch.are_deterministic_algorithms_enabled()} {precision} {torch.get_default_dtype()}"]
+        return self._below(f"graph {name} {torch.are_deterministic_algorithms_enabled()} {precision} {torch.get_default_dtype()}")
+
+    def _below(self, head: str) -> str:
+        """``head`` and all nodes, and what stands for what in them."""
+        lines = [head]
         lines += [self._node(node) for node in self._gm.graph.nodes]
         lines += [f"{short}: {what}" for what, short in self._shared.items()]
-        lines += sorted(_symbol(symbol, env) for symbol, env in self._symbols.items())
-        return "\n".join(lines), sorted(self._devices)
+        lines += sorted(self._symbol(symbol, env) for symbol, env in self._symbols.items())
+        return "\n".join(lines)
 
     def _once(self, mark: str, what: str) -> str:
         """What stands for ``what``: ``mark`` and a number.  (Nothing has two marks.)"""
@@ -119,7 +126,7 @@ class _Printer:
 
     def _node(self, node: fx.Node) -> str:
         op, meta = node.op, node.meta
-        value = meta.get("val", _ABSENT)
+        value = meta.get("val", ABSENT)
         if op == "call_function":
             args = ", ".join([self._arg(arg) for arg in node.args])
             if node.kwargs:
@@ -134,7 +141,7 @@ class _Printer:
         elif op == "output":
             return f"output({self._arg(node.args[0])})"
         else:
-            raise _NoTextError
+            raise NoTextError
         # Nodes of different passes are not merged, nor those whose result only data tells.
         apart = f" {meta['partitioner_tag']}" if "partitioner_tag" in meta else ""
         if meta.get("unbacked_bindings"):
@@ -178,20 +185,20 @@ class _Printer:
             return self._expression(arg)
         if isinstance(arg, torch._ops.OpOverload):
             return self._target(arg)
-        raise _NoTextError
+        raise NoTextError
 
     def _value(self, value: Any) -> str:
         if isinstance(value, Tensor):
             return self._tensor(value)
         if isinstance(value, tuple | list):
             return f"({', '.join([self._value(v) for v in value])})"
-        if value is _ABSENT:
+        if value is ABSENT:
             return "absent"
         return f"object {type(value).__name__}" if is_object(value) else self._arg(value)
 
     def _tensor(self, value: Tensor) -> str:
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-            raise _NoTextError
+            raise NoTextError
         if value._has_symbolic_sizes_strides:
             return self._type(value, *map(self._arg, (value.shape, value.stride(), value.storage_offset())))
         key = (value.dtype, value.shape, value.stride(), value.storage_offset(), value.device)
@@ -202,9 +209,9 @@ class _Printer:
 
     def _type(self, value: Tensor, shape: object, strides: object, offset: object) -> str:
         if value.is_quantized:
-            raise _NoTextError
+            raise NoTextError
         device = str(value.device)
-        self._devices.add(device)
+        self.devices.add(device)
         return self._once("t", f"{value.dtype} {shape} {strides} {offset} {device}")
 
     def _alias(self, node: fx.Node, value: Any) -> str:
@@ -224,15 +231,14 @@ class _Printer:
             found = self._expressions[key] = self._once("s", f"{type(number).__name__} {sympy.srepr(expr)}")
         return found
 
-
-def _symbol(symbol: Any, env: Any) -> str:
-    """What reading asks the ShapeEnv about a symbol: its range, and its value while tracing."""
-    bounds = env.bound_sympy(symbol)
-    try:
-        hint = hint_of_symbol(symbol, env)
-    except (ValueError, OverflowError):
-        hint = "none"  # a float that is infinite or NaN
-    return f"{sympy.srepr(symbol)}: {sympy.srepr(bounds.lower)} .. {sympy.srepr(bounds.upper)} ~ {hint}"
+    def _symbol(self, symbol: Any, env: Any) -> str:
+        """What reading asks the ShapeEnv about a symbol: its range, and its value while tracing."""
+        bounds = env.bound_sympy(symbol)
+        try:
+            hint = hint_of_symbol(symbol, env)
+        except (ValueError, OverflowError):
+            hint = "none"  # a float that is infinite or NaN
+        return f"{sympy.srepr(symbol)}: {sympy.srepr(bounds.lower)} .. {sympy.srepr(bounds.upper)} ~ {hint}"
 
 
 def _number(value: complex) -> str:

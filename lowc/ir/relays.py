@@ -27,6 +27,8 @@ A turn may have a third product, of what threads spread over a tile and of a res
     for t in 256 thread(256) { for r in 32 instr(wgmma) { for i in 128 { sums[t, r] add= product(f32(slopes…), f32(q…)) } } }
     thread loops: y[…] add= sums[t, r]
 
+What a turn does besides may be under an If whose condition all threads find alike; not that of the first turn of all.
+
 Four neighbouring threads have a row; they combine what they hold of it by a Quad:
 
     for t in 256 thread(256) { for h in 2 instr(quad) { for n in 4 { all[t, h] max= part[t // 4 * 4 + n, h] } } }
@@ -37,7 +39,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lowc.ir.index import Index, constant, floordiv, ix, mod
-from lowc.ir.nodes import Alloc, Buffer, For, Let, Load, Op, Stmt, Store
+from lowc.ir.nodes import Alloc, Buffer, Expr, For, If, Let, Load, Op, Stmt, Store
 from lowc.ir.tiles import (
     GROUP,
     GROUP_ROWS,
@@ -124,7 +126,7 @@ class Across:
 @dataclass(frozen=True, slots=True, eq=False)
 class Turns:
     """``loop``, a pipeline: ``fills`` of two tiles, then ``firsts``, ``work`` (thread loops, lets), ``seconds``, and perhaps a
-    product ``across``.  ``local``: memory of threads that is declared in it."""
+    product ``across``.  ``local``: memory of threads that is declared in it.  ``seen``: under which condition there is a turn."""
 
     loop: For
     fills: tuple[Fill, Fill]
@@ -133,6 +135,7 @@ class Turns:
     work: tuple[For | Let, ...]
     seconds: tuple[HeldProduct, ...]
     across: Across | None = None
+    seen: Expr | None = None
 
     @property
     def simple(self) -> bool:
@@ -261,7 +264,9 @@ def turns(loop: Stmt) -> Turns | None:
     if not isinstance(loop, For) or loop.kind.name != "pipeline" or is_outlet(loop):
         return None
     allocs = [s for s in loop.body if isinstance(s, Alloc)]
-    rest = loop.body[len(allocs) :]
+    rest, seen = loop.body[len(allocs) :], None
+    if len(rest) == 1 and isinstance(rest[0], If):
+        rest, seen = rest[0].body, rest[0].cond
     tiles = [s.buffer for s in allocs if s.buffer.space == "shared"]
     if any(isinstance(s, Alloc) for s in rest) or len(tiles) < 2 or len(rest) < 5:
         return None
@@ -292,7 +297,7 @@ def turns(loop: Stmt) -> Turns | None:
             return None
         if len(seconds) < 2 or across.spread.held is not seconds[1].held or seconds[0].right is seconds[1].right:
             return None
-    return Turns(loop, (fills[0], fills[1]), local, firsts, work, seconds, across)
+    return Turns(loop, (fills[0], fills[1]), local, firsts, work, seconds, across, seen)
 
 
 def _several(found: Sequence[Product | None]) -> tuple[Product, ...]:
@@ -317,6 +322,8 @@ def relay(body: Sequence[Stmt]) -> Relay | None:
     if any(f.across is not None and all(f.across.product.right is not r.tile for r in residents) for f in each):
         return None
     if any({id(p.left) for p in f.firsts} != {id(r.tile) for r in residents} for f in each):
+        return None
+    if first.seen is not None or (not first.simple and any(f.seen is not None for f in each)):
         return None
     for other in each[1:]:
         ours, theirs = ([(p.held, p.sums) for p in f.seconds] for f in (first, other))

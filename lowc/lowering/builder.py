@@ -36,7 +36,7 @@ from lowc.ir.nodes import (
 )
 from lowc.ir.ops import REDUCERS
 from lowc.ir.types import DType, bool_, f32, i64
-from lowc.ir.walk import children
+from lowc.ir.walk import children, parts
 from lowc.lowering.scalars import bitcast, cast, const, index_value, op
 from lowc.lowering.values import (
     Coords,
@@ -234,6 +234,14 @@ class Builder:
         self._nest = None
 
     @contextmanager
+    def dropped(self) -> Iterator[None]:
+        """What is emitted inside goes nowhere: it is only looked at."""
+        assert self._nest is None, "kernels do not nest"
+        self._nest = Nest("dropped", [[]])
+        yield
+        self._nest = None
+
+    @contextmanager
     def loop(self, extent: Index | int, letter: str = "i") -> Iterator[Index]:
         """A serial loop over 0 .. extent-1; yields its axis.  A size known to be 1 makes no loop."""
         nest = self.nest
@@ -325,6 +333,16 @@ class Builder:
         where = value.coords(coords)
         self._note(*where)
         return bitcast(Load(buffer, where, mask), value.dtype)
+
+    def again(self, value: Expr) -> Expr:
+        """``value``, made of loads and indices elsewhere, in the kernel that is open."""
+        for part in parts(value):
+            if isinstance(part, Load):
+                self._touch(part.buffer)
+                self._note(*part.index)
+            elif isinstance(part, FromIndex):
+                self._note(part.index)
+        return value
 
     def read(self, value: Operand, coords: Coords, dtype: DType | None = None) -> Expr:
         """An operand at ``coords`` of the result, broadcast to it and converted to ``dtype`` (needed for numbers)."""

@@ -19,6 +19,7 @@ from lowc.ir.element_function import Function, parsed
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.nodes import Const, Expr, Op
+from lowc.lowering import flex_tiles
 from lowc.lowering.attention import Attention, OfRow, Outputs, Results, check, kernel
 from lowc.lowering.attention_backward import LN2, Backward, by_function
 from lowc.lowering.builder import Builder
@@ -36,12 +37,17 @@ def lowering(table: Table) -> Callable[..., Results]:
     def lower(b: Builder, outs: Outputs, tensors: Sequence[Value], sizes: Sequence[Index], call: str) -> Results:
         """(result, logarithms of sums, greatest scores), the latter over log(2); None for what nothing needs."""
         (modify, mask), (scale,) = parsed(call)
-        asked = _asked(_Functions(table, tensors, sizes, mask), modify, scale)
+        functions = _Functions(table, tensors, sizes, mask)
+        asked = _asked(functions, modify, scale)
         check(asked, b.alone)
         if why := b.attention(asked.q, asked.k, asked.v, None, False, "result", "flex"):
             raise NotLowered(why)
         metas = [m for m in outs if isinstance(m, TensorMeta)]
         result = b.result(metas[0])
+        if b.gpu:
+            shape = (*asked.q.shape[:3], asked.k.shape[2])
+            tiles = flex_tiles.conditions(b, lambda at: functions.conjuncts(b, [b.index(i) for i in at]), shape)
+            asked = _asked(functions, modify, scale, tiles)
         formulas = (_logarithm, _greatest)
         rows = [b.result(m, f"{b.stem}_{n}") if b.needs(n) else None for n, m in enumerate(metas[1:], 1)]
         of_rows: list[OfRow] = [(row, formula) for row, formula in zip(rows, formulas, strict=True) if row is not None]
@@ -87,21 +93,33 @@ class _Functions:
     def of(self, b: Builder, function: Function, parameters: Sequence[Expr]) -> Expr:
         return evaluate(b, function, self.tensors, self.sizes, parameters, self.table)
 
+    def conjuncts(self, b: Builder, at: Sequence[Expr]) -> list[Expr]:
+        """What has to hold for a key to be seen."""
+        return list(_conjuncts(truth(self.of(b, self.mask, at))))
+
     def masked(self, b: Builder, value: Expr, at: Sequence[Expr], other: float) -> Expr:
         """``value`` where the mask says that a key is seen, else ``other``."""
-        for condition in reversed(list(_conjuncts(truth(self.of(b, self.mask, at))))):
-            value = select(condition, value, const(other, value.dtype))
-        return value
+        return _masked(value, self.conjuncts(b, at), other)
 
 
-def _asked(functions: _Functions, modify: Function, scale: float) -> Attention:
+def _masked(value: Expr, conditions: Sequence[Expr], other: float) -> Expr:
+    for condition in reversed(conditions):
+        value = select(condition, value, const(other, value.dtype))
+    return value
+
+
+def _asked(
+    functions: _Functions, modify: Function, scale: float, tiles: Sequence[flex_tiles.Condition] = ()
+) -> Attention:
+    """``tiles``: conditions that follow from the mask."""
     query, key, value = functions.tensors[:3]
     if len(query.shape) == len(key.shape) and is_one(key.shape[0]) and not is_one(query.shape[0]):
         key, value = (expanded(x, (query.shape[0], *x.shape[1:])) for x in (key, value))
 
     def score(b: Builder, product: Expr, place: Coords) -> Expr:
         at = [b.index(i) for i in place]
-        return functions.masked(b, cast(functions.of(b, modify, [product, *at]), product.dtype), at, -math.inf)
+        seen = functions.masked(b, cast(functions.of(b, modify, [product, *at]), product.dtype), at, -math.inf)
+        return _masked(seen, [c(place) for c in tiles], -math.inf)
 
     return Attention(query, key, value, None, False, scale, "flex", score)
 

@@ -19,6 +19,7 @@ from lowc.scheduler.nest import estimate, numel
 from lowc.scheduler.relay import WIDEST, Relayed
 from lowc.scheduler.relay_across import RelayedAcross
 from lowc.scheduler.relay_gradient import RelayedGradient
+from lowc.scheduler.relay_scores import of_tiles
 from lowc.scheduler.relay_tiles import PIECE
 from lowc.target import Target
 
@@ -45,6 +46,7 @@ FASTER = {
 }  # fmt: skip
 OTHERS = "a library's (lowc's own with option attention='own')"
 ROWS = 64  # of queries, for each 128 threads
+KEYS = 128  # at a time, as a rule
 TOGETHER = ((2048, 8), (8192, 4), (1 << 62, 2))  # rows of queries up to which gradients are best made of so many heads at a time
 
 
@@ -68,11 +70,12 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     blocks = target.cores if limit is None and begin is None else 0
     read = any(isinstance(p, Load) and found.keys in free_atoms(p) for p in parts(score))  # what is loaded takes registers
     read = read or bool(found.lets)
+    told = [of_tiles(score, found.rows.axis, n * ROWS, found.keys, KEYS)[0] is not None for n in (2, 3)]  # tiles to be left out
     fitting = [
         Relayed(axis, groups, keys, stages, late_first, strips, blocks)
         for least in (1, 0)
         for groups, keys, stages in WAYS
-        if groups < 3 or (max(deep, wide) <= THIN and not read)
+        if groups < 3 or (max(deep, wide) <= THIN and not read and told[0] == told[1])
         for strips in ((2, 1) if least else (0,))
         if shared(deep, wide, groups, keys, stages, strips) <= SHARED
     ]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from lowc.ir.index import Axis, constant
 from lowc.ir.nodes import PARALLEL, Expr, For, Kernel, Kind, Load
+from lowc.ir.types import u32
 from lowc.scheduler import choose_ahead, choose_quads, choose_thin, contract
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
 from lowc.scheduler.choose import PARALLEL_WORK
@@ -36,7 +37,7 @@ STREAM = 0.05  # and for one that is read where it lies, while sums are formed
 START = 60.0  # and for each row that is packed, before memory follows
 SUM = 1.0  # and for a block's sum that is read and written
 FEW = 12  # rows (or columns) up to which dots are faster than tiles with a copy
-KEPT = 1  # and rows up to which they are where panels of the other factor are kept from call to call
+KEPT, KEPT_PAIRS = 1, 4  # and rows up to which they are where panels of the other factor are kept from call to call
 LEAST = 8  # rows, and elements deep, below which packing does not pay
 
 
@@ -84,7 +85,7 @@ def _widened(found: Contraction) -> bool:
 def _ranked(found: Contraction, target: Target, threads: bool, turned: bool | None) -> list[Ranked]:
     """Schedules for ``found``, best first, each with its rank among all schedules of the same contraction (lower is better).
 
-    ``turned``: as in ``choose_ahead.choose``."""
+    ``turned``: as in ``choose_ahead.choose``; if it is true, only schedules with panels for all blocks are asked for."""
     rows = 1 if found.rows is None else estimate(found.rows.axis.extent)
     columns, depth = estimate(found.columns.axis.extent), estimate(found.depth.axis.extent)
     lanes = target.vector_bits // found.left.dtype.bits
@@ -94,8 +95,14 @@ def _ranked(found: Contraction, target: Target, threads: bool, turned: bool | No
         count *= max(1, estimate(loop.axis.extent))
     parallel = threads and target.cores > 1 and count * rows * columns * depth // lanes >= PARALLEL_WORK
     kind, cores = (PARALLEL, target.cores) if parallel else (Kind(), 1)
+    if turned:
+        ahead = choose_ahead.choose(found, tuple(batch), lanes, cores, kind, target, True)
+        return [((1, cost), plan) for cost, plan in ahead]
     plans: list[Ranked] = []
-    few, least = (KEPT, KEPT + 1) if is_fixed(found, found.right) else (FEW, LEAST)
+    few, least = FEW, LEAST
+    if is_fixed(found, found.right):
+        few = KEPT_PAIRS if found.left.dtype == found.right.dtype == u32 else KEPT
+        least = few + 1
     if depth >= LEAST:
         plan = choose_thin.choose(Thin(found, tuple(batch), lanes, cores, kind), target)
         plans.append(((0 if min(rows, columns) <= few else 2, 0.0), plan))

@@ -9,6 +9,7 @@ cheapest, and weights are flipped in registers.
 
 from collections.abc import Callable
 
+from lowc.ir.index import constant
 from lowc.ir.nodes import PARALLEL, For, Kernel, Kind
 from lowc.ir.types import i8
 from lowc.ir.walk import free_atoms
@@ -31,10 +32,12 @@ Rank = Callable[[Contraction, Target, bool, bool | None], list[Ranked]]
 def choices(kernel: Kernel, found: Contraction, target: Target, threads: bool, ranked: Rank) -> tuple[tuple[Step, ...], ...]:
     """Schedules for the contraction ``found`` in ``kernel`` by quads, best first; none if its factors are no bytes.
 
-    ``ranked``: schedules for what is left to do then."""
+    ``ranked``: schedules for what is left to do then; dots, and blocks that pack, with the right factor flipped."""
     elements = [narrow(f) for f in (found.left, found.right)]
     if None in elements or estimate(found.depth.axis.extent) < LEAST * SIZE:
         return ()
+    if any(constant(f.axis.extent) == 0 for f in found.outer):
+        return ()  # no result needs a sum, and a factor of no elements, which no longer changes with any axis, has no memory
     if not fits(found.left, found.right, found.depth.axis.extent):
         return ()
     signed = all(e is not None and e.dtype == i8 for e in elements)
@@ -43,7 +46,7 @@ def choices(kernel: Kernel, found: Contraction, target: Target, threads: bool, r
         right = 1 - found.swapped
         ways = [(right, False), (1 - right, True)]
     plans: list[Ranked] = []
-    for number, (flipped, turned) in enumerate(ways):
+    for flipped, turned in ways:
         first = Quads(found.depth.axis.name, flipped)
         packed = contract.apply(kernel, first)
         loop = packed.body[-1]
@@ -51,8 +54,6 @@ def choices(kernel: Kernel, found: Contraction, target: Target, threads: bool, r
         assert new is not None
         steps, cost = ((), 0.0) if flipped < 0 else _in_front(found, new, flipped, target, threads)
         for (rank, each), plan in ranked(new, target, threads, turned):
-            if number and rank != 1:
-                continue  # dots, and blocks that pack, are with the right factor flipped
             plans.append(((rank, each + cost), (first, *steps, *plan)))
     plans.sort(key=lambda p: p[0])
     return tuple([plan for _, plan in plans])

@@ -58,7 +58,7 @@ from lowc.ir.nodes import (
 from lowc.ir.types import bool_, f32, i32, i64
 from lowc.ir.walk import Substitution, rewrite
 from lowc.scheduler.attention import Attention, find, sees
-from lowc.scheduler.relay_scores import Place, Scores
+from lowc.scheduler.relay_scores import Place, Scores, of_tiles
 from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, RelayTiles
 from lowc.scheduler.rename import fresh, renewed
 from lowc.scheduler.tensor_cores import narrow
@@ -117,6 +117,7 @@ class _Relay(RelayTiles):
             raise ScheduleError("factors of several types")
         self.limit, self.begin, inner = sees(found)
         self.score, self.factor = scaled(inner, found.product)
+        self.seen, self.within = of_tiles(self.score, self.rows, self.high, found.keys, step.keys)
         self.each = step.keys // 2  # scores of a thread
 
     def shared(self) -> tuple[Expr, ...]:
@@ -134,10 +135,13 @@ class _Relay(RelayTiles):
             (For(h, (Store(self.top.buffer, at, _f(-math.inf)), Store(self.total.buffer, at, _f(0.0))), UNROLL),),
         )
         body: list[Stmt] = [Alloc(q), self.mixed, self.held, self.top, self.total, filled, start]
-        for masked, count, last in self.segments():
+        segments = self.segments()
+        if self.seen is not None and len(segments) == 1:  # the first turn of all has no condition
+            segments = [(masked, *part) for masked, count, last in segments for part in ((ix(1), last), (count - 1, last - 1))]
+        for number, (masked, count, last) in enumerate(segments):
             if constant(count) == 0:
                 continue
-            body.append(self.turns(masked, count, last))
+            body.append(self.turns(masked, count, last, number > 0))
         return [*body, *self.ends()]
 
     def segments(self) -> list[tuple[bool, Index, Index]]:
@@ -186,7 +190,8 @@ class _Relay(RelayTiles):
         """``index`` for a row, the first of the block unless told."""
         return Substitution(self.at if row is None else {**self.at, self.rows: row}).index(index)
 
-    def turns(self, masked: bool, count: Index, last: Index) -> For:
+    def turns(self, masked: bool, count: Index, last: Index, told: bool) -> For:
+        """``told``: turns whose scores are masked as a whole do nothing."""
         turn = self.axis(f"{self.found.keys.name}_o", count)
         start = (last - turn) * self.step.keys
         k, k_fill = self.fill("k", self.key, self.found.keys, start, self.step.keys, self.found.depth, False)
@@ -194,13 +199,20 @@ class _Relay(RelayTiles):
         scores, shrink = self.local("scores", self.each, "add"), self.local("shrink", 2)
         halves = [(self.local("part", 1), self.local("all", 1, "max")) for _ in range(2)]
         local = (scores, shrink, *(a for pair in halves for a in pair))
-        body: list[Stmt] = [Alloc(k), Alloc(v), *local, k_fill, v_fill, self.scores(scores.buffer, k)]
+        body: list[Stmt] = [k_fill, v_fill, self.scores(scores.buffer, k)]
         for half, (part, all_) in enumerate(halves):  # one row after the other
-            body.append(self.greatest(scores.buffer, part.buffer, half, masked, start))
+            body.append(self.greatest(scores.buffer, part.buffer, half, masked, start, told))
             body.append(self.combined(all_.buffer, part.buffer, "max", 1))
             body.append(self.weights(scores.buffer, all_.buffer, shrink.buffer, half))
         body += [self.shrunk(shrink.buffer), self.rounded(scores.buffer), self.mix(v)]
-        return For(turn, tuple(body), Kind("pipeline", self.step.stages))
+        if told and self.seen is not None:
+            body = [If(self.seen_at(start), tuple(body))]
+        return For(turn, (Alloc(k), Alloc(v), *local, *body), Kind("pipeline", self.step.stages))
+
+    def seen_at(self, start: Index) -> Expr:
+        """Whether a tile of keys is seen, as far as conditions of whole tiles tell."""
+        assert self.seen is not None
+        return Substitution({**self.at, self.found.keys: start}).expr(self.seen)
 
     # ------------------------------------------------------------ instructions
 
@@ -234,7 +246,7 @@ class _Relay(RelayTiles):
             parts = [Op(reducer, (a, b), f32) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         return Alloc(buffer, reducer), parts[0]
 
-    def greatest(self, scores: Buffer, part: Buffer, half: int, masked: bool, start: Index) -> For:
+    def greatest(self, scores: Buffer, part: Buffer, half: int, masked: bool, start: Index, told: bool) -> For:
         """The greatest score that a thread has of one of its rows; scores become what masks and biases make of them."""
         t, g, c, v = self.pieces()
         chain, best = self.chains("max")
@@ -245,11 +257,14 @@ class _Relay(RelayTiles):
         inside: list[Stmt] = []
         product = Load(scores, at)
         score: Expr = product
-        if not isinstance(self.score, Var):
+        if not isinstance(self.within, Var):
             first = start + mod(ix(t), ix(4)) * 2
             ends = masked and (constant(self.found.keys.extent) or 1) % self.step.keys != 0
             place = Place(self.at, self.rows, self.found.keys, row, first, piece * PIECE + v, ends)
-            score = Scores(self.found.product, self.found.lets, place, self.taken, outside).of(self.score, product, inside)
+            score = Scores(self.found.product, self.found.lets, place, self.taken, outside).of(self.within, product, inside)
+        if self.seen is not None and not told:
+            seen = self.let("seen", self.seen_at(start), outside)
+            score = Op("select", (seen, score, _f(-math.inf)), f32)
         if masked:
             limit = self.found.keys.extent
             if self.limit is not None:

@@ -5,18 +5,35 @@
          score = select(of_row == document[key], s * 0.25 + of_row_1 * (first + piece * 8 + v), -inf)      # for each score
 
 What does not depend on keys is computed once for a row and a tile.  Floats of coordinates are that of the first key and a number
-that is known in code, which are exact up to 2**24.  Rows beyond the last read what the last one does: nothing of them is stored.
+that is known in code, which are exact up to 2**24.  Caps (``c * tanh(s / c)``) take two instructions that approximate.  Rows
+beyond the last read what the last one does: nothing of them is stored.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
-from lowc.ir.index import Atom, Axis, Index, Opaque, constant, depends_on, minimum, split
+from lowc.ir.index import (
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Opaque,
+    atoms,
+    constant,
+    depends_on,
+    ix,
+    minimum,
+    split,
+    substitute,
+)
 from lowc.ir.interval import interval
 from lowc.ir.nodes import Const, Expr, FromIndex, Let, Load, Op, Stmt, Var
 from lowc.ir.ops import CHECKS
 from lowc.ir.types import f32, i32
-from lowc.ir.walk import Substitution, free_atoms, same, with_mask
+from lowc.ir.walk import Substitution, both, free_atoms, parts, same, with_mask
+from lowc.scheduler.attention import masked, masks
 from lowc.scheduler.rename import coordinate, fresh, let
 from lowc.scheduler.tile_epilogue import less
 
@@ -49,7 +66,7 @@ class Scores:
         self.inside = Substitution({**place.at, place.rows: inside, place.keys: key})
         self.varying: set[Atom] = {place.keys, Opaque(product.name)}
         self.known: list[tuple[Expr, Var]] = []
-        self.memo: dict[int, Expr] = {}
+        self.memo: dict[tuple[int, bool], Expr] = {}
 
     def of(self, score: Expr, product: Expr, body: list[Stmt]) -> Expr:
         """``score`` of ``product``; ``body``: statements for each score."""
@@ -63,24 +80,32 @@ class Scores:
                 self.varying.add(Opaque(each.var.name))
             for there in (self.plain, self.inside):
                 there.rename(each.var.name, var)
-        return self.made(score)
+        return self.made(score, True)
 
-    def made(self, value: Expr) -> Expr:
-        found = self.memo.get(id(value))
+    def made(self, value: Expr, added: bool) -> Expr:
+        """``added``: whether the score is ``value`` times a number, and others added: an absolute error is one of the score."""
+        key = id(value), added
+        found = self.memo.get(key)
         if found is None:
-            found = self.memo[id(value)] = self.part(value)
+            found = self.memo[key] = self.part(value, added)
         return found
 
-    def part(self, value: Expr) -> Expr:
+    def part(self, value: Expr, added: bool) -> Expr:
         if isinstance(value, Const | FromIndex | Var):
             return self.plain.expr(value)
         if self.varying.isdisjoint(free_atoms(value)):
             return self.of_row(value)
-        if isinstance(value, Load) or (isinstance(value, Op) and value.name in CHECKS):
+        if isinstance(value, Load) or value.name in CHECKS:
             return self.read(value)
-        assert isinstance(value, Op)
         counted = self.counted(value)
-        return Op(value.name, tuple([self.made(a) for a in value.args]), value.dtype) if counted is None else counted
+        if counted is not None:
+            return counted
+        times = _number(value)
+        inside = added and (times is not None or value.name in ("add", "sub", "neg", "select"))
+        args = tuple([self.made(a, inside) for a in value.args])
+        if times is not None:
+            return _times(args[0], times)
+        return _tanh(args[0]) if value.name == "tanh" and value.dtype == f32 and added else Op(value.name, args, value.dtype)
 
     def of_row(self, value: Expr) -> Expr:
         for one, var in self.known:
@@ -112,3 +137,59 @@ class Scores:
         if not self.place.ends or self.varying.isdisjoint(free_atoms(value)):
             return made
         return with_mask(made, less(self.place.first + self.place.number, self.place.keys.extent), {})
+
+
+def of_tiles(score: Expr, rows: Axis, high: int, keys: Axis, size: int) -> tuple[Expr | None, Expr]:
+    """(the conditions of ``score`` that are one for all of ``high`` rows and ``size`` keys, in one, the score where they hold).
+
+    ``select(low[i // 128] <= high[j // 128], x, -inf)`` is such a one where tiles are of 128 rows and keys.
+    """
+    conditions, inner = masks(score)
+    same_ = [c for c in conditions if _is_of_tiles(c, rows, high) and _is_of_tiles(c, keys, size)]
+    if not same_:
+        return None, score
+    rest = masked([c for c in conditions if all(c is not s for s in same_)], inner)
+    return reduce(both, same_[1:], same_[0]), rest
+
+
+def _is_of_tiles(value: Expr, axis: Axis, size: int) -> bool:
+    whole = Axis(f"{axis.name}:", axis.extent)
+    for part in parts(value):
+        if isinstance(part, Var) or (isinstance(part, Op) and part.name in CHECKS):
+            return False
+        for index in part.index if isinstance(part, Load) else (part.index,) if isinstance(part, FromIndex) else ():
+            tiles: dict[Atom, Index] = {a: ix(whole) for a in atoms(index) if isinstance(a, FloorDiv) and _is_tile(a, axis, size)}
+            if depends_on(substitute(index, tiles), axis) or any(isinstance(a, Opaque) for a in atoms(index)):
+                return False
+    return True
+
+
+def _is_tile(atom: FloorDiv, axis: Axis, size: int) -> bool:
+    by = constant(atom.den)
+    return atom.num == ix(axis) and by is not None and by % size == 0
+
+
+def _number(value: Op) -> float | None:
+    """What the f32 ``value`` is its first part times, if that is a number: a division takes ten instructions."""
+    if value.dtype != f32 or value.name not in ("mul", "div") or not isinstance(value.args[1], Const):
+        return None
+    number = float(value.args[1].value)
+    if value.name == "mul" or not 2.0**-100 < abs(number) < 2.0**100:
+        return number if value.name == "mul" else None
+    return 1.0 / number
+
+
+def _times(value: Expr, number: float) -> Expr:
+    """``value * number``, of which one product is left where ``value`` is one with a number itself."""
+    if isinstance(value, Op) and value.name in ("mul", "fma") and all(isinstance(a, Const) for a in value.args[1:]):
+        numbers = [float(a.value) * number for a in value.args[1:] if isinstance(a, Const)]
+        if all(2.0**-100 < abs(n) < 2.0**100 for n in numbers):
+            return Op(value.name, (value.args[0], *(Const(n, f32) for n in numbers)), f32)
+    return Op("mul", (value, Const(number, f32)), f32)
+
+
+def _tanh(value: Expr) -> Expr:
+    """The hyperbolic tangent with an absolute error below 2**-20, by two instructions that approximate."""
+    power = Op("ex2_normal", (_times(value, 2 * math.log2(math.e)),), f32)
+    inverse = Op("rcp", (Op("add", (power, Const(1.0, f32)), f32),), f32)
+    return Op("fma", (inverse, Const(-2.0, f32), Const(1.0, f32)), f32)

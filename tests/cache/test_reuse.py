@@ -192,7 +192,7 @@ def test_a_new_process_hits_and_needs_no_compiler(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         seen.append((done.stdout.split("\n"), [line for line in done.stderr.splitlines() if line.startswith("lowc:")]))
     assert seen[0][1] == [f"lowc: {name} (cache miss)" for name in ("forward", "backward") * 2]
-    assert seen[1][1] == [f"lowc: {name} (cache hit)" for name in ("forward", "backward") * 2]
+    assert seen[1][1] == [f"lowc: {name} (cache hit, not traced)" for name in ("forward", "backward") * 2]
     assert seen[1][0][:2] == ["[]", "False"]
     assert not {"lowc.ir.graph", "lowc.ir.index", "lowc.frontend.importer"} & set(seen[1][0][2].split())
 

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._higher_order_ops.out_dtype import out_dtype
 
+from lowc.ir.parser import parse_module
+from lowc.options import Options
+from lowc.scheduler import attach, inline
 from tests.e2e.test_matmul import ISAS, LAYOUTS, able, own
+from tests.scheduler.contractions import AVX512
 
 SIZES = st.one_of(st.sampled_from([0, 1, 2, 3, 7, 8, 16, 17, 33, 64]), st.integers(0, 90))
 DEPTHS = st.one_of(st.sampled_from([0, 1, 32, 64, 128]), st.integers(0, 150))
@@ -58,6 +62,14 @@ def test_bytes_into_32_bits(isa: str) -> None:
         assert torch.equal(found, exact(x, y, torch.int32))
 
     check()
+
+
+@pytest.mark.parametrize(("m", "n"), [(32, 0), (9, 0), (0, 32), (0, 0)])
+def test_of_no_results_nothing_is_read(m: int, n: int) -> None:
+    """A factor without elements has no memory to be summed from in front."""
+    x, y = integers(1, (m, 64), "rows"), integers(2, (64, n), "rows")
+    for product in (torch._int_mm, torch.mm):
+        assert own(product)(x, y).shape == (m, n)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
@@ -130,3 +142,35 @@ def test_sizes_of_the_call() -> None:
             torch._dynamo.mark_dynamic(t, 0)
             torch._dynamo.mark_dynamic(t, 1)
         assert torch.equal(compiled(x, w), exact(x, w.T, torch.int32) + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_weights_of_8_bits(rows: int, dtype: torch.dtype) -> None:
+    """Scaled once they are summed, rounded once: as close to float64 as that is."""
+    x, w, scale = torch.randn(rows, 260).to(dtype), integers(1, (90, 260), "rows"), (torch.rand(90) / 99).to(dtype)
+    found = own(torch.ops.aten._weight_int8pack_mm)(x, w, scale)
+    exact = x.double() @ w.double().T * scale.double()
+    torch.testing.assert_close(found, exact.to(dtype), rtol=1.6e-2 if dtype == torch.bfloat16 else 2e-5, atol=1e-4)
+
+
+def test_a_quantised_input_is_stored_as_bytes_before_a_product_reads_it() -> None:
+    text = """module @LOOPS() {
+      input x: f32[40, 96]
+      input w: i8[70, 96]
+      temp q: i8[40, 96]
+      temp out: i32[40, 70]
+      launch quantise(x, q)
+      launch f(q, w, out)
+      return out
+    }
+    kernel quantise(x: f32[40, 96], q: i8[40, 96]) { for i in 40 { for k in 96 { q[i, k] = i8(x[i, k]) } } }
+    kernel f(q: i8[40, 96], w: i8[70, 96], out: i32[40, 70]) {
+      for i in 40 { for j in 70 {
+        acc s: i32 = add
+        for k in 96 { s add= product(i32(q[i, k]), i32(w[j, k])) }
+        out[i, j] = s
+      } }
+    }"""
+    module = inline.run(attach.run(parse_module(text), AVX512, Options()), AVX512, Options())
+    assert len(module.steps) == 2

@@ -6,7 +6,7 @@ import pytest
 
 from lowc.ir.index import ix
 from lowc.ir.nodes import Buffer
-from lowc.ir.types import DType, bf16, f32, f64
+from lowc.ir.types import DType, bf16, f32, f64, i8, i16, i32, i64
 from lowc.lowering.choose_product import own
 from lowc.lowering.values import Value, contiguous_strides, remap, whole
 from lowc.options import Options
@@ -81,3 +81,20 @@ def test_on_zen_all_but_small_ones_are(along_depth: bool) -> None:
     assert not chosen(512, 2304, 768, bf16, along_depth=along_depth, target=of_pairs, numerics="strict")
     assert not chosen(512, 2304, 768, along_depth=along_depth, target=zen, numerics="strict")
     assert not chosen(512, 2304, 768, along_depth=along_depth, target=replace(zen, vector_bits=256))
+
+
+def test_integers_on_zen() -> None:
+    zen = replace(AVX512, cpu="znver5")
+    vnni = replace(zen, ops=zen.ops | {"avx512vnni"})
+    assert chosen(64, 512, 512, i8, target=vnni)
+    assert not chosen(64, 512, 511, i8, target=vnni)  # the last quad of a row is no whole one
+    assert not chosen(64, 512, 512, i8, target=zen)
+    assert not chosen(16, 16, 16, i8, target=vnni)
+    assert chosen(256, 256, 256, i32, target=zen) and chosen(256, 256, 255, i16, target=zen)
+    assert not chosen(256, 256, 256, i64, target=zen)
+    assert not chosen(256, 256, 256, i32)
+
+
+def test_computed_weights_are_reason_enough_for_less_work() -> None:
+    zen = replace(AVX512, cpu="znver5")
+    assert chosen(1, 768, 512, made=True, target=zen) and not chosen(1, 768, 512, target=zen)

@@ -88,3 +88,31 @@ def test_copies_are_not_inlined(on_gpu: Callable[..., Module]) -> None:
         if each.only in ("", "nvptx"):
             module = pipeline.apply(each, module, target, Options(check=True))
     assert len([s for s in module.steps if isinstance(s, Launch)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "form", "pieces"),
+    [
+        ((48, 64), (64, 48), "nn", 16), ((48, 64), (64, 48), "tt", 16), ((48, 60), (60, 48), "nn", 8),
+        ((48, 58), (58, 48), "nt", 4), ((48, 57), (57, 48), "nn", 2), ((48, 64), (64, 47), "nn", 2),
+        ((48, 64), (64, 47), "nt", 16), ((46, 57), (57, 48), "tn", 4),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_pieces_that_threads_would_copy(
+    left: tuple[int, ...], right: tuple[int, ...], form: str, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The choice is told how many bytes lie together in both factors, as they lie or, where large, once they are copied."""
+    monkeypatch.setitem(lowering.__globals__, "device_of", lambda graph: "cuda:0")
+    graph = trace(torch.matmul, (factor(left, form[0]), factor(right, form[1])))
+    told: list[int] = []
+
+    def library(*asked: object) -> str:
+        told.append(asked[-1])  # type: ignore[arg-type]
+        return ""
+
+    lowering(graph, Options(matmul="auto"), library=library)
+    monkeypatch.setattr(matmul, "LARGE", 1)
+    monkeypatch.setattr(matmul, "REUSED", 1)
+    lowering(graph, Options(matmul="auto"), library=library)
+    assert told == [pieces, 16]

@@ -18,8 +18,8 @@ Array = Any
 
 @dataclass(frozen=True)
 class Made:
-    """``score``: text of what is made of ``s`` at h, i, j; ``mask``: conditions, one inside the other; ``wide``: the same in numpy,
-    the latter as the conjunction."""
+    """``score``: text of what is made of ``s`` at h, i, j; ``mask``: conditions, one inside the other.  ``wide``, ``seen``: both
+    in numpy, the latter as the conjunction."""
 
     score: str
     mask: tuple[str, ...]
@@ -46,6 +46,14 @@ FORMS: dict[str, Made] = {
     "documents": Made(
         "s * 0.25", (CAUSAL, "documents[i] == documents[j]"), lambda s, g: s,
         lambda g: (g["j"] <= g["i"]) & (g["documents"][g["i"]] == g["documents"][g["j"]]),
+    ),
+    "tiles": Made(
+        "s * 0.25", ("documents[i // 128] == documents[j // 128]",), lambda s, g: s,
+        lambda g: g["documents"][g["i"] // 128] == g["documents"][g["j"] // 128],
+    ),
+    "tiles, causal": Made(
+        "s * 0.25", ("documents[i // 128 * 3] <= documents[j // 128 + 1]", CAUSAL), lambda s, g: s,
+        lambda g: (g["j"] <= g["i"]) & (g["documents"][g["i"] // 128 * 3] <= g["documents"][g["j"] // 128 + 1]),
     ),
     "capped": Made("tanh(s * 0.25) * 3.0", (CAUSAL,), lambda s, g: 3 * np.tanh(s), lambda g: g["j"] <= g["i"]),
     "table": Made(

@@ -46,6 +46,18 @@ def test_what_is_known_of_a_row_is_computed_once() -> None:
     assert "of_row" in text and all("of_row" in line for line in text.splitlines() if " slopes[" in line)
 
 
+@pytest.mark.parametrize(("form", "several"), [("tiles", 2), ("tiles, causal", 2)])
+def test_tiles_that_data_masks_are_not_computed(form: str, several: int) -> None:
+    """But for the first turn of all, which has no condition."""
+    done, *_ = interpreted(form, (1, 1, 384, 384, 64))
+    found = relay(block_body(done.body))
+    assert found is not None
+    assert [t.seen is not None for t in found.turns] == [False] + [True] * (several - 1)
+    small = relay(block_body(interpreted("tiles", (1, 1, 384, 384, 64), groups=3)[0].body))  # 192 rows are of several tiles
+    assert small is not None
+    assert all(t.seen is None for t in small.turns)
+
+
 def test_fewer_groups_where_scores_are_read_for_each_key() -> None:
     """Three have too few registers for what is loaded."""
     assert [ways(kernel_of(form, (8, 8, 4096, 400, 64)))[0].groups for form in ("slopes", "documents", "table")] == [3, 2, 2]

@@ -39,6 +39,22 @@ def test_models(name: str, level: str) -> None:
     assert len(driver.live) == 1, "weights alone stay"
 
 
+def test_products_of_integers() -> None:
+    """Loop nests there: of bytes into 32 bits, of 32 bits, and of bytes that become bf16."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide = torch._int_mm(x, w.T)
+        return wide, wide @ wide.T, torch.ops.aten._weight_int8pack_mm(y, w, torch.ones(40, dtype=y.dtype))
+
+    x, w = (torch.randint(-128, 128, (n, 64), dtype=torch.int8) for n in (24, 40))
+    y = torch.randn(24, 64).bfloat16()
+    for level in ("sm_70", "sm_90"):
+        made, _ = load(compiled(function, (x, w, y), levels=(level,)), level=level)
+        found, wanted = made(x, w, y), function(x, w, y)
+        assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+        torch.testing.assert_close(found[2], wanted[2], rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("count", [0, 1, 5, 64])
 def test_sizes_that_differ(mlp: package.Package, eager: Any, count: int) -> None:
     model, driver = load(mlp)
@@ -387,3 +403,10 @@ def test_the_context_of_the_caller_is_left_as_it_is(mlp: package.Package) -> Non
         driver.context = before
         np.testing.assert_array_equal(model(OnFake(driver, x)).numpy(), model(x))
         assert driver.context == before
+
+
+def test_code_for_later_gpus_too_takes_no_more_shared_memory_than_they_have() -> None:
+    """PTX for 8.0, whose blocks may have 163 KB, runs on 8.6 as well; that for 9.0a on no other."""
+    from lowc.package.for_gpu import target
+
+    assert [target(name)[0].shared >> 10 for name in ("sm_80", "sm_86", "sm_90")] == [99, 99, 227]

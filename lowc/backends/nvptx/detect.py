@@ -56,7 +56,7 @@ def target(capability: tuple[int, int], sms: int, driver_cuda: int, l2: int) -> 
 
 def least_shared(capability: tuple[int, int]) -> int:
     """Bytes of shared memory that a block may have on any GPU of ``capability`` or a later one."""
-    return min(limits.shared for found, limits in LIMITS.items() if found >= capability) - SYSTEM
+    return min((limits.shared - SYSTEM for found, limits in LIMITS.items() if found >= capability), default=SHARED)
 
 
 def default() -> Target:

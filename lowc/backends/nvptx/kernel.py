@@ -89,7 +89,7 @@ def in_roles(emitter: Emitter, made: Ring | RelayRing, out: Outlets, body: tuple
     made.prepare(b.pure(f"icmp eq i32 {tid}, 0"))
     registers = made.registers
     if isinstance(made, RelayRing):
-        emitter.placed, made.emit = made.placed, emitter.body
+        emitter.placed, made.emit, made.evaluate = made.placed, emitter.body, emitter.fresh
 
     def take(number: int, word: str) -> None:
         if registers:

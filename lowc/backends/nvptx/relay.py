@@ -54,7 +54,8 @@ REGISTERS = {2: (24, 240), 3: (32, 160)}  # of who fills and who multiply, by gr
 @dataclass(slots=True)
 class RelayRing:
     """Of one kernel.  ``sizes``: of the resident tiles, and of a stage of each ring, in bytes; ``groups``: of 128 threads;
-    ``maps``: of fills, ``numbers`` by the fill.  ``emit``: emits statements of the work."""
+    ``maps``: of fills, ``numbers`` by the fill.  ``emit``: emits statements of the work; ``evaluate``:
+    what decides whether a turn does anything."""
 
     t: Thread
     found: relays.Relay
@@ -65,6 +66,7 @@ class RelayRing:
     teams: int = 1
     engine_only: bool = True
     emit: Callable[[Sequence[Stmt]], None] = field(init=False)
+    evaluate: Callable[[Expr], Vals] = field(init=False)
     place: barriers.Place = field(init=False)
     before: barriers.Place = field(init=False)
     turn: barriers.Place = field(init=False)
@@ -184,17 +186,24 @@ class RelayRing:
         b, t = self.t.b, self.t
         found = self.turns(loop)
 
+        def fill() -> list[str]:
+            stage, phase = self.place.now()
+            for ring, each in enumerate(found.fills):
+                barriers.wait(t, self.empty(ring, stage), phase)
+                self.copy(each, self.offset(ring, stage), self.full(ring, stage))
+            self.place.advance(stage, phase)
+            return []
+
         def turn(index: str, _: list[str]) -> Sequence[str]:
             t.axes[loop.axis.name] = (index, bits)
-            stage, phase = self.place.now()
-            for ring, fill in enumerate(found.fills):
-                barriers.wait(t, self.empty(ring, stage), phase)
-                self.copy(fill, self.offset(ring, stage), self.full(ring, stage))
-            self.place.advance(stage, phase)
-            return ()
+            return self.where_seen(found, fill)
 
         end, bits = operand(t, loop.axis.extent)
         b.loop("0", end, 1, [], turn, (t.range(loop.axis.extent)[0] or 0) >= 1, f"i{bits}")
+
+    def where_seen(self, found: Turns, body: Callable[[], list[str]]) -> list[str]:
+        """``body`` under the condition of the turns."""
+        return body() if found.seen is None else self.t.b.branch(self.evaluate(found.seen)[0].text, [], body)
 
     def turns(self, loop: For) -> Turns:
         return next(each for each in self.found.turns if each.loop is loop)
@@ -263,8 +272,7 @@ class RelayRing:
             self.emit(late)
             remember(stage, phase)
 
-        def turn(index: str, _: list[str]) -> Sequence[str]:
-            t.axes[loop.axis.name] = (index, bits)
+        def work() -> list[str]:
             stage, phase = self.place.now()
             last, last_phase = self.before.now()
             barriers.wait(t, self.full(0, stage), phase)  # both before the products: nothing comes between these
@@ -278,7 +286,11 @@ class RelayRing:
             self.release(first, self.empty(1, last))
             self.emit(late)
             remember(stage, phase)
-            return ()
+            return []
+
+        def turn(index: str, _: list[str]) -> Sequence[str]:
+            t.axes[loop.axis.name] = (index, bits)
+            return self.where_seen(found, work)
 
         end, bits = operand(t, loop.axis.extent)
         start = "1" if loop is self.found.turns[0].loop else "0"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lowc.backends import nvptx
+from lowc.backends.nvptx.occupancy import occupancy
 from lowc.ir.nodes import Kernel, Launch, Module
 from lowc.options import Options
 from lowc.scheduler import choose_mma
@@ -106,12 +107,15 @@ def test_ptxas_takes_other_types(dtype: str, instruction: str, tmp_path: Path) -
 @pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
 @pytest.mark.parametrize("way", choose_mma.WAYS, ids=lambda w: w.name)
 def test_ptxas_takes_every_way(way: choose_mma.Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many blocks at a time as the way says have registers for it; odd sizes need more, and are not to spill."""
+    """As many blocks as the way says have registers for whole tiles; what is cut off needs more, and is not to spill."""
     monkeypatch.setattr(choose_mma, "WAYS", (way,))
-    odd = product(1000, 1001, 999, "nn") if way.copies else product(1000, 1004, 996, "nn")
-    for kernel in (product(4096, 4096, 4096, "nt"), odd, product(1000, 1002, 998, "tt", result=SILU)):
-        _, registers = assembled(machine(kernel, WARPS[8, 0]), (8, 0), tmp_path)
-        assert registers <= 255
+    forms = ("nn", "tt") if way.tile[1] >= 64 else ("nt", "nt")
+    odd = product(1000, 1001, 999, forms[0]) if way.copies else product(1000, 1004, 996, forms[0])
+    _, registers = assembled(machine(product(4096, 4096, 4096, "nt"), WARPS[8, 0]), (8, 0), tmp_path)
+    found = occupancy((8, 0), way.groups * 128, registers, 0)
+    assert found is not None and found.blocks >= way.blocks
+    for kernel in (odd, product(1000, 1002, 998, forms[1], result=SILU)):
+        assembled(machine(kernel, WARPS[8, 0]), (8, 0), tmp_path)
 
 
 def test_what_a_turn_of_the_loop_is() -> None:

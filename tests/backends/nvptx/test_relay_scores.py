@@ -11,7 +11,7 @@ from lowc.ir.nodes import Launch
 from lowc.options import Options
 from tests.backends.nvptx.test_tensor_cores import assembled, clean
 from tests.scheduler.attentions import TARGET, by_tiles, machine, ways
-from tests.scheduler.functions_of_scores import FORMS, error, kernel_of, memory
+from tests.scheduler.functions_of_scores import error, kernel_of, memory
 
 pytest.importorskip("llvmlite")
 from lowc.backends import nvptx  # noqa: E402
@@ -21,7 +21,7 @@ from tests.backends.nvptx.tile_simulator import simulate  # noqa: E402
 
 @pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
 @pytest.mark.parametrize("deep", [64, 128])
-@pytest.mark.parametrize("form", ["window", "late", "slopes", "documents", "capped", "table"])
+@pytest.mark.parametrize("form", ["window", "late", "slopes", "documents", "capped", "table", "tiles, causal"])
 def test_ptxas_takes_it(form: str, deep: int, tmp_path: Path) -> None:
     kernel = kernel_of(form, (16, 4, 400, 400, deep))
     way = ways(kernel)[0]
@@ -37,6 +37,8 @@ def test_ptxas_takes_it(form: str, deep: int, tmp_path: Path) -> None:
         ("window", (1, 1, 70, 330, 32), {}), ("window", (1, 1, 330, 330, 32), {}), ("late", (1, 1, 230, 130, 32), {}),
         ("slopes", (2, 1, 130, 130, 64), {"stages": 3}), ("documents", (1, 1, 130, 200, 64), {"groups": 2}),
         ("both sides", (1, 1, 200, 300, 32), {"groups": 3, "keys": 128}),
+        ("tiles", (1, 1, 130, 390, 32), {"keys": 128}), ("tiles, causal", (1, 1, 260, 390, 64), {"groups": 2, "keys": 128}),
+        ("tiles", (2, 1, 256, 384, 32), {"keys": 128, "blocks": 2, "stages": 3}),
     ],
     ids=str,
 )  # fmt: skip

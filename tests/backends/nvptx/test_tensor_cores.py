@@ -11,7 +11,7 @@ from lowc.backends import nvptx
 from lowc.ir.nodes import For, Kernel, Launch
 from lowc.ir.walk import statements
 from lowc.options import Options
-from lowc.scheduler import choose_tensor_cores
+from lowc.scheduler import choose_mma, choose_tensor_cores
 from lowc.scheduler.choose_tensor_cores import NARROW, WAYS, Way
 from tests.scheduler.products import TARGET, machine, product
 
@@ -59,6 +59,7 @@ def test_ptxas_takes_every_way(way: Way, form: str, tmp_path: Path, monkeypatch:
 @pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
 @pytest.mark.parametrize("way", COPYING, ids=lambda w: w.name)
 def test_where_threads_copy(way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose_mma, "as_they_lie", lambda *_: False)  # which is faster
     ptx = by(product(1000, 1001, 999, "nn"), way, monkeypatch)
     assert "cp.async.bulk.tensor" not in ptx
     clean(assembled(ptx, tmp_path))
