@@ -134,7 +134,8 @@ def test_lengths_that_calls_tell() -> None:
     slopes, documents = torch.rand(4), torch.randint(0, 4, (400,)).sort().values
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        seen = create_block_mask(lambda b, h, i, j: documents[i] == documents[j], None, None, q.shape[2], k.shape[2], device="cpu")
+        mask, sizes = (lambda b, h, i, j: documents[i] == documents[j]), (q.shape[2], k.shape[2])
+        seen = create_block_mask(mask, None, None, *sizes, device="cpu")
         return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + slopes[h] * (j - i), block_mask=seen)
 
     args = qkv(140, 260, 32)
