@@ -189,6 +189,20 @@ def test_logarithms_and_heads_that_share_keys() -> None:
 
 @pytest.mark.gpu
 @HERE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_numbers_that_a_function_makes(dtype: torch.dtype) -> None:
+    """Of f32 the op is torch's formula, whose tensors are on the GPU."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(i > j, 1.0, s))
+
+    given = qkv(100, 100, 64, device="cuda")
+    exact, args = function(*(a.double() for a in given)), [a.to(dtype) for a in given]
+    assert off(torch.compile(function, backend="lowc", fullgraph=True, options=OWN)(*args), exact) < 1e-2
+
+
+@pytest.mark.gpu
+@HERE
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_gradients() -> None:
     """The forward pass is lowc's own, the backward pass the formula."""
