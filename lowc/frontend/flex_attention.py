@@ -279,8 +279,11 @@ def _callable(function: Function, tensors: list[Tensor], sizes: list[int]) -> Ca
             "dtype": lambda name: TORCH_OF[DTYPES[name]],
         }  # fmt: skip
         for line in function.lines:
-            args = resolved(line.args, kinds, list)
-            known.append(_op(line.target)(*args, **{key: resolved(a, kinds, list) for key, a in line.kwargs.items()}))
+            target, args = _op(line.target), resolved(line.args, kinds, list)
+            kwargs = {key: resolved(a, kinds, list) for key, a in line.kwargs.items()}
+            if any(a.name == "device" for a in target._schema.arguments):
+                kwargs["device"] = tensors[0].device
+            known.append(target(*args, **kwargs))
         return resolved(function.result, kinds)
 
     return run

@@ -12,8 +12,8 @@ all of a tile (``scheduler.relay_scores.of_tiles``) computes no tile where it do
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lowc.ir.index import Atom, Axis, Index, constant, depends_on, floordiv, ix, minimum, split
-from lowc.ir.nodes import Const, Expr, FromIndex, Op, Var
+from lowc.ir.index import Atom, Axis, Index, Opaque, constant, depends_on, floordiv, ix, minimum, split
+from lowc.ir.nodes import Const, Expr, FromIndex, Op
 from lowc.ir.walk import Substitution, free_atoms, parts, same
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import op
@@ -79,7 +79,7 @@ class _Tiles:
 
     def ends(self, side: Expr) -> Ends | None:
         """None for what is no side that rows or keys alone tell."""
-        if any(isinstance(p, Var) or (isinstance(p, Op) and p.name.startswith("check")) for p in parts(side)):
+        if any(isinstance(a, Opaque) for a in free_atoms(side)):  # made of what a let before it tells
             return None
         row, key = (_varies(side, a) for a in self.at[2:])
         if not row and not key:

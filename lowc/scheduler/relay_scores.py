@@ -38,6 +38,7 @@ from lowc.scheduler.rename import coordinate, fresh, let
 from lowc.scheduler.tile_epilogue import less
 
 EXACT = 1 << 24  # integers up to which floats are exact
+SMALL = 32  # what coordinates, which are below 2**25, may be multiplied with for 32 bits to have room for the sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +122,17 @@ class Scores:
             return None
         step, rest = split(inner.index, self.place.keys)
         low, high = interval(inner.index)
-        by, room = constant(step), constant(self.place.keys.extent)
-        if by is None or depends_on(rest, self.place.keys) or low is None or high is None or room is None:
-            return None
-        if max(-low, high) + abs(by) * 1024 > EXACT:
+        by = constant(step)
+        if by is None or depends_on(rest, self.place.keys) or max([abs(c) for m, c in inner.index.terms if m]) > SMALL:
             return None
         there = Substitution({**self.place.at, self.place.rows: self.place.row})
-        first = FromIndex(there.index(rest) + self.place.first * by, i32)
+        first: Expr = FromIndex(there.index(rest) + self.place.first * by, i32)
+        further: Expr = FromIndex(self.place.number * by, i32)
+        if low is None or high is None or max(-low, high) + abs(by) * 1024 > EXACT:  # the sum is of integers
+            start = let("first", first, self.taken, self.before)
+            return Op("cast", (Op("add", (start, further), i32),), f32)
         start = let("first", Op("cast", (first,), f32), self.taken, self.before)
-        return Op("add", (start, Op("cast", (FromIndex(self.place.number * by, i32),), f32)), f32)
+        return Op("add", (start, Op("cast", (further,), f32)), f32)
 
     def read(self, value: Expr) -> Expr:
         """``value`` where what it loads is there: at the last row for rows beyond, nowhere for keys beyond."""

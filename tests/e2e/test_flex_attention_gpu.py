@@ -80,7 +80,7 @@ def qkv(
     return [torch.randn(s, device=device).to(dtype) for s in sizes]
 
 
-def for_gpu(function: Function, args: list[Tensor]) -> tuple[list[Any], Any]:
+def for_gpu(function: Function, args: list[Tensor], dynamic: bool = False) -> tuple[list[Any], Any]:
     """(steps for compute capability 9.0, what the interpreter makes of them)."""
     found: list[Any] = []
 
@@ -94,7 +94,7 @@ def for_gpu(function: Function, args: list[Tensor]) -> tuple[list[Any], Any]:
 
         return compile_module(gm, inputs, compile_graph, strict=True)
 
-    result = torch.compile(function, backend=backend, fullgraph=True)(*args)
+    result = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)(*args)
     return found, result
 
 
@@ -125,6 +125,22 @@ def test_tiles_that_are_masked_whole(mask: str, kernels: int, several: bool) -> 
     found = relay(block_body(launches[-1].body))
     assert found is not None and len(launches) == kernels
     assert [t.seen is not None for t in found.turns] == [False] + [several] * (len(found.turns) - 1)
+    exact = function(*(a.double() for a in args))
+    assert off(result, exact) <= max(1.5 * off(function(*args), exact), 8e-3)
+
+
+def test_lengths_that_calls_tell() -> None:
+    """Places in tables are checked, so that nothing is known of tiles."""
+    slopes, documents = torch.rand(4), torch.randint(0, 4, (400,)).sort().values
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask, sizes = (lambda b, h, i, j: documents[i] == documents[j]), (q.shape[2], k.shape[2])
+        seen = create_block_mask(mask, None, None, *sizes, device="cpu")
+        return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + slopes[h] * (j - i), block_mask=seen)
+
+    args = qkv(140, 260, 32)
+    steps, result = for_gpu(function, args, dynamic=True)
+    assert [has_relay(s.kernel.body) for s in steps if isinstance(s, Launch)] == [True]
     exact = function(*(a.double() for a in args))
     assert off(result, exact) <= max(1.5 * off(function(*args), exact), 8e-3)
 
@@ -169,6 +185,20 @@ def test_scores_and_masks(score: str, mask: str, deep: int) -> None:
 def test_logarithms_and_heads_that_share_keys() -> None:
     function = attend("cuda", "alibi", "late", 300, 430, return_lse=True, enable_gqa=True)
     check(function, qkv(300, 430, 128, torch.float16, shared=2, device="cuda"))
+
+
+@pytest.mark.gpu
+@HERE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_numbers_that_a_function_makes(dtype: torch.dtype) -> None:
+    """Of f32 the op is torch's formula, whose tensors are on the GPU."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(i > j, 1.0, s))
+
+    given = qkv(100, 100, 64, device="cuda")
+    exact, args = function(*(a.double() for a in given)), [a.to(dtype) for a in given]
+    assert off(torch.compile(function, backend="lowc", fullgraph=True, options=OWN)(*args), exact) < 1e-2
 
 
 @pytest.mark.gpu
