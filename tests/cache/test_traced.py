@@ -349,6 +349,20 @@ def flexible(x: Tensor) -> Tensor:
     return flex_attention(q, q, q, lambda s, b, h, i, j: s * 2)  # type: ignore[return-value]
 
 
+def numbered(x: Tensor) -> Tensor:
+    return torch.utils._pytree.tree_map(torch.sin, [x])[0].mine()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def mine() -> Iterator[None]:
+    """A method that a user has given to tensors, and that Dynamo does not look into."""
+    Tensor.mine = torch._dynamo.allow_in_graph(lambda x: x * 2)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del Tensor.mine  # type: ignore[attr-defined]
+
+
 def nothing(_: Tensor) -> Tensor:
     return _
 
@@ -359,6 +373,7 @@ NOT_KEPT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Callable[[], Abst
     "functions in graphs": (lambda x: torch.cond(x.sum() > -9, torch.sin, torch.cos, (x,)), (X,), nullcontext),
     "checkpoints": (checkpointed, (G,), nullcontext),
     "flex_attention": (flexible, (X,), nullcontext),
+    "methods of users": (numbered, (X,), mine),
     "inputs that share memory": (lambda x, y: x[1:].add_(1) + y, pair(X.clone()), nullcontext),
     "hooks of saved tensors": (lambda x: x.sin().exp(), (G,), lambda: torch.autograd.graph.saved_tensors_hooks(nothing, nothing)),
     "anomalies": (lambda x: x.sin().exp(), (G,), torch.autograd.detect_anomaly),
