@@ -17,7 +17,13 @@ at, settings of the process, is ``ambient``'s.
 
 import sys
 from collections.abc import Iterator, Sequence
-from types import BuiltinFunctionType, FunctionType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GetSetDescriptorType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import torch
@@ -30,6 +36,14 @@ from lowc.frontend.unread import ABSENT, NoTextError, Printer
 _PLAIN = frozenset({FakeTensor, Tensor, torch.nn.Parameter})
 _HARMLESS = frozenset({"dynamo_flat_name_to_original_fqn", "dynamo_compile_id", "backend_id"})
 """What torch writes on a graph and AOTAutograd does not look at."""
+_METHODS = (MethodDescriptorType, WrapperDescriptorType, GetSetDescriptorType)
+_PYTHONS = frozenset({"_operator", "math", "builtins"})
+_FUNCTIONS = (
+    "torch._C", "torch.functional", "torch.nn.functional", "torch._functorch.", "torch.amp.", "torch.autograd", "torch._tensor",
+    "torch.fx.experimental.",
+)  # fmt: skip
+"""Modules with functions that do the same wherever they are called with the same.  Those of others may look into tables of the
+process (Dynamo's have numbers for objects)."""
 
 _CONFIG = (
     "keep_inference_input_mutations", "is_export", "no_tangents", "dynamic_shapes", "static_input_indices", "enable_log",
@@ -77,7 +91,7 @@ class _Traced(Printer):
         if op == "call_function":
             name = self._target(node.target)
         elif op == "call_method":
-            name = f".{node.target}"
+            name = self._method(str(node.target))
         else:
             raise NoTextError(f"{op} of {node.target}")
         args = [self._arg(arg) for arg in node.args] + [f"{key}={self._arg(arg)}" for key, arg in node.kwargs.items()]
@@ -128,6 +142,16 @@ class _Traced(Printer):
             found = self._targets[target] = _torchs_own(target)
         return found
 
+    def _method(self, name: str) -> str:
+        """A tensor's (or a number's, which has no others), unless a user has put one of his own there."""
+        method = f".{name}"
+        if method not in self._targets:
+            held = getattr(Tensor, name, None)
+            if not isinstance(held, _METHODS) and not (isinstance(held, FunctionType) and _home(held) == "torch"):
+                raise NoTextError(f"{name} is no method of torch's own")
+            self._targets[method] = method
+        return method
+
     def _symbol(self, symbol: Any, env: Any) -> str:
         if not symbol.is_integer or symbol not in env.backed_var_to_val:
             raise NoTextError(f"{symbol} is a float, or hangs on data")
@@ -147,11 +171,16 @@ def _torchs_own(target: Any) -> str:
         home, name = target.__module__ or "", target.__name__
         if isinstance(target, FunctionType):
             name = target.__qualname__
+        known = home == "torch" or home in _PYTHONS or home.startswith(_FUNCTIONS)
         for place in (home, "torch.nn.functional"):  # where those are that choose between two
-            if home.partition(".")[0] in ("torch", "_operator", "math", "builtins") and _at(place, name) is target:
+            if known and _at(place, name) is target:
                 return f"{place}.{name}"
             name = target.__name__
     raise NoTextError(f"{getattr(target, '__name__', target)} is not torch's own")
+
+
+def _home(function: FunctionType) -> str:
+    return (function.__module__ or "").partition(".")[0]
 
 
 def _at(home: str, name: str) -> Any:
