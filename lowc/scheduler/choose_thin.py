@@ -94,6 +94,8 @@ def _dots(thin: Thin, target: Target) -> tuple[Step, ...]:
     known = constant(found.columns.axis.extent)
     across = next(n for n in (8 if high <= 2 else 4, 6, 5, 4, 3, 2, 1) if known is not None and known % n == 0 or n == 1)
     wide = _block(found.columns.axis.extent, max(share, across), across)
+    if high * wide == 1:
+        return ()  # a sum by itself is no tile
     down = _down(high, across, target) if thin.rows is not None else 1
     plan = _start(thin, high, wide)
     depth = found.depth.axis.name

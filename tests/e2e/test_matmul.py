@@ -239,6 +239,12 @@ def test_a_factor_of_zero_depth_gives_zeros() -> None:
     assert torch.equal(own(torch.addmm)(b, x, y), b.expand(20, 30))
 
 
+@pytest.mark.parametrize("columns", [2, 13, 17])
+def test_one_row_of_columns_that_no_tile_divides(columns: int) -> None:
+    x, w = torch.randn(1, 40), torch.randn(columns, 40)
+    torch.testing.assert_close(own(lambda x, w: x @ w.T)(x, w), x @ w.T, rtol=1e-5, atol=1e-5)
+
+
 def test_beta_of_zero_reads_nothing() -> None:
     x, y = normal(16, 20), normal(20, 24)
     bad = torch.full((24,), float("nan"))
