@@ -191,7 +191,8 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "threads": lambda: setting(torch.set_num_threads, torch.get_num_threads() + 1, torch.get_num_threads()),
     "precision of products": lambda: setting(torch.set_float32_matmul_precision, "high", "highest"),
     "TF32": lambda: flag(torch.backends.cuda.matmul, "allow_tf32", True),
-    "TF32 of convolutions": lambda: flag(torch.backends.cudnn, "allow_tf32", not torch.backends.cudnn.allow_tf32),
+    # a context, as torch's own tests, once imported, forbid to set it in another way
+    "TF32 of convolutions": lambda: torch.backends.cudnn.flags(enabled=True, allow_tf32=not torch.backends.cudnn.allow_tf32),
     "oneDNN": lambda: torch.backends.mkldnn.flags(enabled=False),
     "oneDNN's precision": lambda: flag(BACKENDS.mkldnn.matmul, "fp32_precision", "bf16"),
     "reduced precision": lambda: flag(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
