@@ -18,12 +18,11 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from lowc.errors import LowcError, OptionError
-from lowc.frontend import kept, ranks
+from lowc.frontend import kept
 from lowc.frontend.cse import merge_equal_nodes
 from lowc.frontend.kept import Place, boxed, hidden
 from lowc.frontend.outside import with_python_values
 from lowc.frontend.unread import Source, constants_of, text_of
-from lowc.frontend.unused import drop_unused
 
 if TYPE_CHECKING:
     from lowc.frontend.read import Reading
@@ -134,13 +133,22 @@ def _untraced(compiler: Callable[..., Compiled]) -> Callable[..., Compiled]:
     return compile_hidden
 
 
+def _drop_unused(graph: fx.Graph) -> None:
+    """``unused.drop_unused``; what it needs is not loaded where nothing is traced."""
+    from lowc.frontend.unused import drop_unused
+
+    drop_unused(graph)
+
+
 def compile_fx_graph(
     gm: fx.GraphModule, name: str, compile_source: CompileSource, *, strict: bool = False, named: bool = False
 ) -> Compiled:
     """Compiles one functional ATen graph; the result takes a list of inputs, which it may empty, and returns the outputs.
     ``named``: it is to have the name of its entry in the cache, if it is nothing else."""
     _without_functions(gm)
-    drop_unused(gm.graph)
+    _drop_unused(gm.graph)
+    from lowc.frontend import ranks
+
     if any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes):
         from lowc.frontend.subgraphs import calls_functions, compile_pieces
 
@@ -187,7 +195,7 @@ def _partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     from lowc.frontend.saved import keep_copies
 
-    drop_unused(joint.graph)
+    _drop_unused(joint.graph)
     _prepare(joint, own_random, channels_last)
     _see_through_detach(joint.graph)
     merge_equal_nodes(joint.graph)
@@ -241,7 +249,7 @@ def _see_through_detach(graph: fx.Graph) -> None:
         for user in [user for user in node.users if user.op != "output"]:
             user.replace_input_with(node, node.args[0])
     if found:
-        drop_unused(graph)
+        _drop_unused(graph)
 
 
 def _is_log_softmax(value: Any) -> bool:

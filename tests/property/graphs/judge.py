@@ -46,7 +46,8 @@ class Verdict:
     """``status``:
 
     * right, wrong; error: lowc raises; torch: lowc cannot import the graph, so that torch would run it;
-    * refused: AOTAutograd raises without lowc, too; inherited: not as in eager, but as AOTAutograd makes it without lowc;
+    * refused: AOTAutograd raises without lowc, too; inherited: not as in eager, but as AOTAutograd makes it without lowc, perhaps
+      of calls that are written ``otherwise``;
     * eager: eager raises; unjudged: values are not eager's bits, and the program does not run in float64.
     """
 
@@ -97,7 +98,10 @@ def judge(
                 return Verdict("right")
             if is_ordered(program):
                 return Verdict("unjudged", "which of several writes to one element is the last is open on a GPU")
-        if found.bad and (plain := without_lowc(program, call, dynamo, device)) is not None:
+        for otherwise in (False, True) if found.bad else ():
+            plain = without_lowc(program, function(program, otherwise) if otherwise else call, dynamo and not otherwise, device)
+            if plain is None:
+                break
             near = all(same(a, b) or _nearly(a, b) for a, b in zip(ours.values, plain.values, strict=True))
             if near or not compare(program, ours, plain, summed=any(line.writes for line in program.lines)).bad:
                 return Verdict("inherited", found.detail)

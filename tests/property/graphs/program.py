@@ -68,8 +68,10 @@ class Program:
         return "\n".join([head, *body, f"    return ({returned})"])
 
 
-def function(program: Program) -> Callable[..., tuple[Tensor, ...]]:
-    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "__name__": __name__}  # fx asks for its module
+def function(program: Program, otherwise: bool = False) -> Callable[..., tuple[Tensor, ...]]:
+    """``otherwise``: some calls are written another way, as in ``SPACE``."""
+    plain = {"torch": torch, "F": torch.nn.functional}
+    space: dict[str, Any] = {**(SPACE if otherwise else plain), "__name__": __name__}  # fx asks for its module
     exec(compile(program.source(), f"<graph {program.seed}>", "exec"), space)
     return space["program"]
 
