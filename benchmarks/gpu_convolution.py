@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.convolution import convnext, layer, mobilenet
 from benchmarks.gpu import BURST, DTYPES, burst
+from benchmarks.gpu_matmul import captured
 from benchmarks.report import table
 
 SIDES = ("library", "own", "auto")
@@ -89,18 +90,6 @@ CASES = {
 }
 
 
-def _captured(call: Callable[[], Any]) -> Callable[[], None]:
-    beside = torch.cuda.Stream()
-    with torch.cuda.stream(beside):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
 def measure(case: Case, dtype: torch.dtype, rounds: int, inductor: bool) -> dict[str, Any]:
     """Of each side the median microseconds of a call, and its largest error against float64 by the largest result."""
     torch.manual_seed(0)
@@ -131,7 +120,7 @@ def measure(case: Case, dtype: torch.dtype, rounds: int, inductor: bool) -> dict
             f"{side} error": float((out.double() - exact).abs().max()) / scale for side, out in results.items()
         }
         assert all(out.stride() == results["eager"].stride() for out in results.values())
-        calls = {side: _captured(partial(call, *given)) for side, call in sides.items()}
+        calls = {side: captured(partial(call, *given), 1).replay for side, call in sides.items()}
         counts = {side: max(1, round(BURST / max(burst(call, 3), 1e-3))) for side, call in calls.items()}
         times: dict[str, list[float]] = {side: [] for side in sides}
         for _ in range(rounds):

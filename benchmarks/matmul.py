@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.report import table
-from benchmarks.sides import arguments, each, failed, shown, timed, titled
+from benchmarks.sides import arguments, each, rows_of, shown, timed, titled
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
 BLOCK = 0.02  # seconds: calls are timed in blocks of at least this
@@ -89,23 +89,18 @@ def measure(name: str, dtype: torch.dtype, threads: int) -> dict[str, Any]:
 
 def markdown(results: dict[str, dict[str, Any]], given: argparse.Namespace) -> str:
     head = ["product", "eager ms", "own ms", "ratio of medians", "ratio of least", "error own / eager"]
-    rows: list[list[str]] = []
-    for name, row in results.items():
-        if "error" in row:
-            rows.append(failed(name, row, len(head)))
-            continue
+
+    def cells(row: dict[str, Any]) -> list[str]:
         eager, own = row["eager"], row["own"]
-        rows.append(
-            [
-                name,
-                f"{eager['median_ms']:.3f}",
-                f"{own['median_ms']:.3f}",
-                f"{eager['median_ms'] / own['median_ms']:.2f}",
-                f"{eager['least_ms'] / own['least_ms']:.2f}",
-                f"{own['error'] / max(eager['error'], 1e-30):.2f}",
-            ]
-        )
-    return titled(table(head, rows), given)
+        return [
+            f"{eager['median_ms']:.3f}",
+            f"{own['median_ms']:.3f}",
+            f"{eager['median_ms'] / own['median_ms']:.2f}",
+            f"{eager['least_ms'] / own['least_ms']:.2f}",
+            f"{own['error'] / max(eager['error'], 1e-30):.2f}",
+        ]
+
+    return titled(table(head, rows_of(results, len(head), cells)), given)
 
 
 def main() -> None:

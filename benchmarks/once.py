@@ -8,7 +8,6 @@ tensors.  All three run in one process, round by round in turn.
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.quantised import integers, quantised
 from benchmarks.report import table
-from benchmarks.sides import arguments, each, failed, shown, timed, titled
+from benchmarks.sides import alone, rows_of, timed, titled
 from lowc import package
 from lowc.frontend.exported import export
 from lowc.options import Options
@@ -73,23 +72,17 @@ def measure(name: str, threads: int) -> dict[str, Any]:
 
 def markdown(results: dict[str, dict[str, Any]], given: argparse.Namespace) -> str:
     head = ["layer", "eager ms", "each call ms", "once ms", "each call / once", "eager / once"]
-    rows: list[list[str]] = []
-    for name, row in results.items():
-        if "error" in row:
-            rows.append(failed(name, row, len(head)))
-            continue
+
+    def cells(row: dict[str, Any]) -> list[str]:
         eager, own, once = (row[side]["median_ms"] for side in ("eager", "each", "once"))
-        rows.append([name, f"{eager:.3f}", f"{own:.3f}", f"{once:.3f}", f"{own / once:.2f}", f"{eager / once:.2f}"])
-    return titled(table(head, rows), given)
+        return [f"{eager:.3f}", f"{own:.3f}", f"{once:.3f}", f"{own / once:.2f}", f"{eager / once:.2f}"]
+
+    return titled(table(head, rows_of(results, len(head), cells)), given)
 
 
 def main() -> None:
-    given = arguments(__doc__).parse_args()
-    if given.one:
-        print(json.dumps(measure(given.one, given.threads)))
-        return
-    given.dtype = "layers"
-    shown(markdown(each("benchmarks.once", SHAPES, given), given), "Weights packed once, as an artifact is loaded", given.out)
+    title = "Weights packed once, as an artifact is loaded"
+    alone(__doc__, "benchmarks.once", SHAPES, measure, markdown, title, "layers")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ in turn.  Errors are against what eager returns; products of bytes must be its v
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.report import table
-from benchmarks.sides import arguments, each, failed, shown, timed, titled
+from benchmarks.sides import alone, rows_of, timed, titled
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
 BLOCK = 0.02  # seconds: calls are timed in blocks of at least this
@@ -97,25 +96,18 @@ def measure(name: str, threads: int) -> dict[str, Any]:
 
 def markdown(results: dict[str, dict[str, Any]], given: argparse.Namespace) -> str:
     head = ["product", "eager ms", "own ms", "ratio of medians", "ratio of least", "own differs from eager by"]
-    rows: list[list[str]] = []
-    for name, row in results.items():
-        if "error" in row:
-            rows.append(failed(name, row, len(head)))
-            continue
+
+    def cells(row: dict[str, Any]) -> list[str]:
         eager, own = row["eager"], row["own"]
         medians, least = (f"{eager[k] / own[k]:.2f}" for k in ("median_ms", "least_ms"))
         times = [f"{side['median_ms']:.3f}" for side in (eager, own)]
-        rows.append([name, *times, medians, least, f"{own['error']:.0e}" if own["error"] else "nothing"])
-    return titled(table(head, rows), given)
+        return [*times, medians, least, f"{own['error']:.0e}" if own["error"] else "nothing"]
+
+    return titled(table(head, rows_of(results, len(head), cells)), given)
 
 
 def main() -> None:
-    given = arguments(__doc__).parse_args()
-    if given.one:
-        print(json.dumps(measure(given.one, given.threads)))
-        return
-    given.dtype = "quantised"
-    shown(markdown(each("benchmarks.quantised", SHAPES, given), given), "Quantised products on the CPU", given.out)
+    alone(__doc__, "benchmarks.quantised", SHAPES, measure, markdown, "Quantised products on the CPU", "quantised")
 
 
 if __name__ == "__main__":

@@ -90,6 +90,32 @@ def failed(name: str, row: Mapping[str, Any], columns: int) -> list[str]:
     return [name, row["error"].replace("|", "\\|"), *[""] * (columns - 2)]
 
 
+def rows_of(
+    results: Mapping[str, dict[str, Any]], columns: int, cells: Callable[[dict[str, Any]], list[str]]
+) -> list[list[str]]:
+    """The lines of a table of so many columns: a name and ``cells`` of what was found, or why nothing was."""
+    return [failed(name, row, columns) if "error" in row else [name, *cells(row)] for name, row in results.items()]
+
+
+def alone(
+    about: str | None,
+    script: str,
+    names: Iterable[str],
+    measure: Callable[[str, int], dict[str, Any]],
+    markdown: Callable[[dict[str, dict[str, Any]], argparse.Namespace], str],
+    title: str,
+    kind: str,
+) -> None:
+    """The whole of a script whose cases have dtypes of their own, which ``kind`` stands for: ``measure`` of (name, threads) in
+    processes of their own, and the table of what they found."""
+    given = arguments(about).parse_args()
+    if given.one:
+        print(json.dumps(measure(given.one, given.threads)))
+        return
+    given.dtype = kind
+    shown(markdown(each(script, names, given), given), title, given.out)
+
+
 def inductor_cells(row: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     """Inductor's milliseconds, and in terms of those of ``own``, a side of ``row``."""
     return [f"{row['inductor']['median_ms']:.3f}", f"{row['inductor']['median_ms'] / own['median_ms']:.2f}"]

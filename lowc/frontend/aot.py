@@ -145,10 +145,10 @@ def compile_fx_graph(
 ) -> Compiled:
     """Compiles one functional ATen graph; the result takes a list of inputs, which it may empty, and returns the outputs.
     ``named``: it is to have the name of its entry in the cache, if it is nothing else."""
-    _without_functions(gm)
-    _drop_unused(gm.graph)
     from lowc.frontend import ranks
 
+    _without_functions(gm)
+    _drop_unused(gm.graph)
     if any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes):
         from lowc.frontend.subgraphs import calls_functions, compile_pieces
 

@@ -19,8 +19,8 @@ from lowc.ir.index import Atom, Axis, Index, ix, minimum, mod
 from lowc.ir.nodes import Buffer, Const, Expr, For, Kernel, Load, Op, Stmt, Store, Update
 from lowc.ir.ops import identity
 from lowc.ir.walk import Substitution, free_atoms, has_check, make_kernel, names, parts, stores
-from lowc.scheduler.contraction import folded, innermost, is_product
-from lowc.scheduler.nest import chain, nested
+from lowc.scheduler.contraction import product_over
+from lowc.scheduler.nest import nested
 from lowc.scheduler.rename import fresh
 
 
@@ -50,15 +50,8 @@ def memory(name: str) -> str:
 
 def ahead(kernel: Kernel, step: Ahead) -> Kernel:
     """``kernel`` with the copy in front; raises ScheduleError."""
-    before, loops = kernel.body[:-1], chain(kernel.body[-1:])
-    found = innermost(loops[-1].body) if loops else None
-    if found is None or found[1].axis.name != step.axis:
-        raise ScheduleError(f"the loop over {step.axis} is no sum of products")
-    acc, depth, rest = found
-    update = depth.body[-1]
-    assert isinstance(update, Update)
-    value = folded(depth.body[:-1], update.values[0])
-    assert is_product(value) and isinstance(value, Op)
+    before = kernel.body[:-1]
+    loops, acc, depth, rest, value = product_over(kernel, step.axis)
     factor = value.args[step.factor]
     if has_check(factor):
         raise ScheduleError("a factor that is checked is evaluated where it stands")
@@ -75,7 +68,7 @@ def ahead(kernel: Kernel, step: Ahead) -> Kernel:
     copy = _Copy(step, depth.axis, along, batch, taken, factor)
     args = list(value.args)
     args[step.factor] = Load(copy.memory, (copy.place({a: ix(a) for a in batch}, ix(along), ix(depth.axis)),))
-    new = Update(update.vars, update.reducer, (Op(value.name, tuple(args), value.dtype),))
+    new = Update(acc.vars, acc.reducer, (Op(value.name, tuple(args), value.dtype),))
     body: tuple[Stmt, ...] = (acc, For(depth.axis, (new,), depth.kind), *rest)
     for loop in reversed(loops):
         body = (For(loop.axis, body, loop.kind),)

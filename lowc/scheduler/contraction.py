@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from lowc.errors import ScheduleError
 from lowc.ir.index import Axis, constant, split
-from lowc.ir.nodes import Acc, Expr, For, Let, Load, Op, Stmt, Store, Update
+from lowc.ir.nodes import Acc, Expr, For, Kernel, Let, Load, Op, Stmt, Store, Update
 from lowc.ir.pairs import DOTS, neighbours, packed
 from lowc.ir.walk import Substitution, free_atoms, parts, statements, stores
 from lowc.scheduler.nest import chain, estimate
@@ -71,6 +72,21 @@ def folded(body: Sequence[Stmt], value: Expr) -> Expr:
             replace.rename(stmt.var.name, replace.expr(stmt.value))
             replace.memo.clear()
     return replace.expr(value)
+
+
+def product_over(kernel: Kernel, axis: str) -> tuple[list[For], Acc, For, tuple[Stmt, ...], Op]:
+    """(loops, accumulator, loop over the depth ``axis``, epilogue, product) of the contraction that ends ``kernel``; raises
+    ScheduleError if there is none."""
+    loops = chain(kernel.body[-1:])
+    found = innermost(loops[-1].body) if loops else None
+    if found is None or found[1].axis.name != axis:
+        raise ScheduleError(f"the loop over {axis} is no sum of products")
+    acc, depth, rest = found
+    update = depth.body[-1]
+    assert isinstance(update, Update)
+    value = folded(depth.body[:-1], update.values[0])
+    assert is_product(value) and isinstance(value, Op)
+    return loops, acc, depth, rest, value
 
 
 def find(loop: For, fixed: frozenset[str] = frozenset()) -> Contraction | None:

@@ -36,8 +36,8 @@ from lowc.ir.nodes import (
 )
 from lowc.ir.types import DType, bool_, f32, i8, i32, i64, u8, u32
 from lowc.ir.walk import Substitution, free_atoms, has_check, make_kernel, names, with_mask, zero_outside
-from lowc.scheduler.contraction import folded, innermost
-from lowc.scheduler.nest import chain, nested
+from lowc.scheduler.contraction import product_over
+from lowc.scheduler.nest import nested
 from lowc.scheduler.rename import fresh
 
 SIZE = 4
@@ -74,15 +74,9 @@ def fits(left: Expr, right: Expr, depth: Index) -> bool:
 
 def quads(kernel: Kernel, step: Quads) -> Kernel:
     """``kernel`` with sums of quads; raises ScheduleError."""
-    before, loops = kernel.body[:-1], chain(kernel.body[-1:])
-    found = innermost(loops[-1].body) if loops else None
-    if found is None or found[1].axis.name != step.axis:
-        raise ScheduleError(f"the loop over {step.axis} is no sum of products")
-    acc, depth, rest = found
-    update = depth.body[-1]
-    assert isinstance(update, Update)
-    value = folded(depth.body[:-1], update.values[0])
-    if not isinstance(value, Op) or value.name != "product" or None in map(narrow, value.args) or acc.reducer != "add":
+    before = kernel.body[:-1]
+    loops, acc, depth, rest, value = product_over(kernel, step.axis)
+    if value.name != "product" or None in map(narrow, value.args) or acc.reducer != "add":
         raise ScheduleError(f"the loop over {step.axis} is no sum of products of bytes")
     if not fits(value.args[0], value.args[1], depth.axis.extent):
         raise ScheduleError(f"sums over {step.axis} may leave 32 bits")
