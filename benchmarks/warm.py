@@ -81,7 +81,7 @@ def start(traced: bool) -> float:
 
     begun = time.thread_time()
     import lowc.cache.codec
-    import lowc.cache.place
+    import lowc.cache.folder
     import lowc.dynamo
     import lowc.frontend.aot
     import lowc.reuse
@@ -92,7 +92,7 @@ def start(traced: bool) -> float:
     from lowc.cache import key
     from lowc.options import parse
 
-    folder = lowc.cache.place.folder_of(parse(None, None))
+    folder = lowc.cache.folder.folder_of(parse(None, None))
     if traced:
         import lowc.frontend.aten_graphs
         from lowc.frontend.decompositions import decompositions
