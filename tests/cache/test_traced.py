@@ -129,6 +129,11 @@ def sizes(x: Tensor) -> tuple[Any, ...]:
     return x[: x.shape[0] // 2].sin(), x.shape[0] * 2, x.reshape(-1, 5).sum(0) / x.shape[0]
 
 
+def conjugates(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.view_as_complex(x).conj()
+    return y, y.imag, torch.view_as_real((y * 2j).resolve_conj())
+
+
 HITS: dict[str, tuple[Make, tuple[Any, ...], bool]] = {
     "training": (mlp, (G,), False),
     "inference": (mlp, (X,), False),
@@ -142,6 +147,7 @@ HITS: dict[str, tuple[Make, tuple[Any, ...], bool]] = {
     "transforms": (lambda: mapped, (X,), False),
     "autocast": (lambda: cast, (G,), False),
     "parts": (lambda: parts, (G,), False),
+    "conjugates": (lambda: conjugates, (X.view(20, 2),), False),
     "dynamic training": (mlp, (G,), True),
     "sizes": (lambda: sizes, (X,), True),
 }
