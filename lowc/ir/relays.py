@@ -27,7 +27,8 @@ A turn may have a third product, of what threads spread over a tile and of a res
     for t in 256 thread(256) { for r in 32 instr(wgmma) { for i in 128 { sums[t, r] add= product(f32(slopes…), f32(q…)) } } }
     thread loops: y[…] add= sums[t, r]
 
-What a turn does besides may be under an If whose condition all threads find alike; not that of the first turn of all.
+What a turn does besides may be under an If whose condition all threads find alike; not that of the first turn of all, but where
+turns have a product across.
 
 Four neighbouring threads have a row; they combine what they hold of it by a Quad:
 
@@ -323,7 +324,7 @@ def relay(body: Sequence[Stmt]) -> Relay | None:
         return None
     if any({id(p.left) for p in f.firsts} != {id(r.tile) for r in residents} for f in each):
         return None
-    if first.seen is not None or (not first.simple and any(f.seen is not None for f in each)):
+    if any(f.seen is not None and f.across is None and (not f.simple or f is first) for f in each):
         return None
     for other in each[1:]:
         ours, theirs = ([(p.held, p.sums) for p in f.seconds] for f in (first, other))

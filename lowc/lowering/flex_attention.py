@@ -45,9 +45,7 @@ def lowering(table: Table) -> Callable[..., Results]:
         metas = [m for m in outs if isinstance(m, TensorMeta)]
         result = b.result(metas[0])
         if b.gpu:
-            shape = (*asked.q.shape[:3], asked.k.shape[2])
-            tiles = flex_tiles.conditions(b, lambda at: functions.conjuncts(b, [b.index(i) for i in at]), shape)
-            asked = _asked(functions, modify, scale, tiles)
+            _, asked = _by_tiles(b, functions, asked, modify, scale)
         formulas = (_logarithm, _greatest)
         rows = [b.result(m, f"{b.stem}_{n}") if b.needs(n) else None for n, m in enumerate(metas[1:], 1)]
         of_rows: list[OfRow] = [(row, formula) for row, formula in zip(rows, formulas, strict=True) if row is not None]
@@ -67,13 +65,16 @@ def lowering_backward(table: Table) -> Callable[..., tuple[Value | None, ...]]:
         (modify, joint, mask), (scale, has_sums) = parsed(call)
         functions = _Functions(table, tensors, sizes, mask)
         asked = _asked(functions, modify, scale)
-        if b.gpu or asked.k is not tensors[1]:
-            raise NotLowered("gradients of attention by a function on a GPU, or of one batch of keys for several of queries")
+        if asked.k is not tensors[1]:
+            raise NotLowered("gradients of attention by a function of one batch of keys for several of queries")
+        tiles: list[flex_tiles.Condition] = []
+        if b.gpu:
+            tiles, asked = _by_tiles(b, functions, asked, modify, scale)
 
         def slope(b: Builder, product: Expr, place: Coords, gradient: Expr) -> Expr:
             at = [b.index(i) for i in place]
             found = cast(functions.of(b, joint, [product, *at, gradient]), product.dtype)
-            return functions.masked(b, found, at, 0.0)
+            return _masked(functions.masked(b, found, at, 0.0), [c(place) for c in tiles], 0.0)
 
         of_sums = tensors[6] if has_sums else None
         return by_function(b, outs, Backward(asked, tensors[5], tensors[3], tensors[4], slope, of_sums))
@@ -122,6 +123,15 @@ def _asked(
         return _masked(seen, [c(place) for c in tiles], -math.inf)
 
     return Attention(query, key, value, None, False, scale, "flex", score)
+
+
+def _by_tiles(
+    b: Builder, functions: _Functions, asked: Attention, modify: Function, scale: float
+) -> tuple[list[flex_tiles.Condition], Attention]:
+    """Conditions of whole tiles that follow from the mask, and ``asked`` with them."""
+    shape = (*asked.q.shape[:3], asked.k.shape[2])
+    tiles = flex_tiles.conditions(b, lambda at: functions.conjuncts(b, [b.index(i) for i in at]), shape)
+    return tiles, _asked(functions, modify, scale, tiles)
 
 
 def _conjuncts(condition: Expr) -> Iterator[Expr]:

@@ -21,6 +21,7 @@ from lowc.scheduler.relay_across import RelayedAcross
 from lowc.scheduler.relay_gradient import RelayedGradient
 from lowc.scheduler.relay_scores import of_tiles
 from lowc.scheduler.relay_tiles import PIECE
+from lowc.scheduler.relay_weights import is_masked
 from lowc.target import Target
 
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str, str], str]
@@ -94,7 +95,7 @@ def gradients(kernel: Kernel, target: Target) -> tuple[RelayedGradient | Relayed
         return ()
     if side.across is not None:
         wide = constant(side.across.columns.extent) or WIDEST
-        causal, axis = attention_gradient.visible(side) is not None, side.outer[0].axis.name
+        causal, axis = is_masked(side), side.outer[0].axis.name
         heads = _together(side) if causal else 1
         return tuple([RelayedAcross(axis, 128 if wide <= THIN else 64, 2, heads, not causal, strips) for strips in (2, 0)])
     columns = sum(constant(m.columns.extent) or WIDEST + 1 for m in side.mixes)

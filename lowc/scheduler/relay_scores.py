@@ -83,6 +83,13 @@ class Scores:
                 there.rename(each.var.name, var)
         return self.made(score, True)
 
+    def more(self, value: Expr, name: str, what: Expr) -> Expr:
+        """What ``value`` is at the same place, once a score is made there; ``name`` is ``what``."""
+        self.varying.add(Opaque(name))
+        for there in (self.plain, self.inside):
+            there.rename(name, what)
+        return self.made(value, False)
+
     def made(self, value: Expr, added: bool) -> Expr:
         """``added``: whether the score is ``value`` times a number, and others added: an absolute error is one of the score."""
         key = id(value), added
@@ -101,6 +108,9 @@ class Scores:
         counted = self.counted(value)
         if counted is not None:
             return counted
+        capped = _of_cap(value)
+        if capped is not None:
+            return _slope_of_tanh(self.made(capped, False))
         times = _number(value)
         inside = added and (times is not None or value.name in ("add", "sub", "neg", "select"))
         args = tuple([self.made(a, inside) for a in value.args])
@@ -193,6 +203,27 @@ def _times(value: Expr, number: float) -> Expr:
 
 def _tanh(value: Expr) -> Expr:
     """The hyperbolic tangent with an absolute error below 2**-20, by two instructions that approximate."""
+    return Op("fma", (_inverse(value), Const(-2.0, f32), Const(1.0, f32)), f32)
+
+
+def _inverse(value: Expr) -> Expr:
+    """``1 / (1 + exp(2 * value))``."""
     power = Op("ex2_normal", (_times(value, 2 * math.log2(math.e)),), f32)
-    inverse = Op("rcp", (Op("add", (power, Const(1.0, f32)), f32),), f32)
-    return Op("fma", (inverse, Const(-2.0, f32), Const(1.0, f32)), f32)
+    return Op("rcp", (Op("add", (power, Const(1.0, f32)), f32),), f32)
+
+
+def _of_cap(value: Op) -> Expr | None:
+    """The argument, if ``value`` is 1 less the square of a hyperbolic tangent."""
+    if value.name != "sub" or value.dtype != f32 or not isinstance(value.args[0], Const) or value.args[0].value != 1:
+        return None
+    square = value.args[1]
+    if not isinstance(square, Op) or square.name != "mul" or not same(square.args[0], square.args[1]):
+        return None
+    inner = square.args[0]
+    return inner.args[0] if isinstance(inner, Op) and inner.name == "tanh" else None
+
+
+def _slope_of_tanh(value: Expr) -> Expr:
+    """The derivative of the hyperbolic tangent, from what that is made of: as exact where it is small."""
+    inverse = _inverse(value)
+    return Op("mul", (inverse, Op("fma", (inverse, Const(-4.0, f32), Const(4.0, f32)), f32)), f32)

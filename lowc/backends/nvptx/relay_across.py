@@ -51,7 +51,7 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
     end, bits = operand(t, loop.axis.extent)
     number = next(n for n, each in enumerate(ring.found.turns) if each is found)
     if number == 0 or not _continues(ring.found.turns[number - 1], found):
-        t.axes[loop.axis.name] = 0
+        t.axes[loop.axis.name] = 0 if found.seen is None else (_next(ring, found, "0", end, bits), bits)
         half = ring.half.now()[0]
         _keep(ring, across, thread, half, _gathered(ring, across, thread, evaluate), evaluate)
         b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.count", "void", "i32, i32")
@@ -62,9 +62,12 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
         ring.turn.advance(stage, phase)
 
     def turn(index: str, _: list[str]) -> Sequence[str]:
+        t.axes[loop.axis.name] = (index, bits)
+        return ring.where_seen(found, lambda: work(index))
+
+    def work(index: str) -> list[str]:
         stage, phase = ring.place.now()
         half, half_phase = ring.half.now()
-        t.axes[loop.axis.name] = (index, bits)
         for buffer, at in _places(ring, across, half):
             t.memory[buffer.name] = Memory((at,), 3)
         starts = {tile: b.op(f"add i32 {shared}, {ring.offset(number, stage)}") for tile, number in place.items()}
@@ -73,7 +76,8 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
         for product, made in zip(found.firsts, sums, strict=True):
             barriers.wait(t, ring.full(place[id(product.right)], stage), phase)
             start_tiles(t, product, plus(b, rows, str(ring.resident_at(product.left)), 32), starts[id(product.right)], made[0])
-        t.axes[loop.axis.name] = (b.op(f"add nuw nsw i{bits} {index}, 1"), bits)
+        further = b.op(f"add nuw nsw i{bits} {index}, 1")
+        t.axes[loop.axis.name] = (further if found.seen is None else _next(ring, found, further, end, bits), bits)
         following = _gathered(ring, across, thread, evaluate)
         t.axes[loop.axis.name] = (index, bits)
         wait_for(t, 1, sums[:1])
@@ -98,7 +102,7 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
         ring.release(first, ring.empty(place[id(other.right)], stage))
         ring.place.advance(stage, phase)
         ring.half.advance(half, half_phase)
-        return ()
+        return []
 
     b.loop("0", end, 1, [], turn, (t.range(loop.axis.extent)[0] or 0) >= 1, f"i{bits}")
     if loop is ring.found.turns[-1].loop:
@@ -138,7 +142,7 @@ def _say(ring: RelayRing, alone: str, half: str) -> None:
 
 def _continues(before: Turns, after: Turns) -> bool:
     """Whether what the turn behind the last of one pipeline would gather is what the first turn of the next one does."""
-    if before.across is None or after.across is None:
+    if before.across is None or after.across is None or before.seen is not None or after.seen is not None:
         return False
     for one, other in zip(before.across.gathers, after.across.gathers, strict=True):
         stores = [loop.body[0] for loop in (one, other)]
@@ -148,6 +152,26 @@ def _continues(before: Turns, after: Turns) -> bool:
         if one.axis.extent != other.axis.extent or not same(values[0], values[1]):
             return False
     return True
+
+
+def _next(ring: RelayRing, found: Turns, first: str, end: str, bits: int) -> str:
+    """The number of the first turn from ``first`` on whose condition holds; ``end`` if there is none."""
+    b, t = ring.t.b, ring.t
+    place, seen = b.alloca(f"i{bits}", bits // 8), found.seen
+    assert seen is not None
+    b.line(f"store i{bits} {first}, ptr {place}")
+
+    def stops() -> str:
+        index = b.op(f"load i{bits}, ptr {place}")
+        t.axes[found.loop.axis.name] = (index, bits)
+        inside = b.op(f"icmp slt i{bits} {index}, {end}")
+        (stop,) = b.branch(inside, [("i1", "true")], lambda: [ring.evaluate(seen)[0].text])
+        further = b.op(f"add nsw i{bits} {index}, 1")
+        b.line(f"store i{bits} {b.op(f'select i1 {stop}, i{bits} {index}, i{bits} {further}')}, ptr {place}")
+        return stop
+
+    b.until(stops)
+    return b.op(f"load i{bits}, ptr {place}")
 
 
 def _gathered(ring: RelayRing, across: Across, thread: str, evaluate: Callable[[Expr], Vals]) -> list[Val]:
@@ -184,12 +208,16 @@ def _by_count(across: Across) -> list[tuple[int, list[Store]]]:
 
 def _loaded(value: Expr) -> Expr:
     """The part of ``value`` that all is made of, with numbers that are known alone."""
-    while isinstance(value, Op):
-        others = [a for a in value.args if not isinstance(a, Const)]
-        if len(others) != 1:
-            return value
-        value = others[0]
-    return value
+    loads = _loads(value)
+    return loads[0] if loads and all(same(loads[0], p) for p in loads) else value
+
+
+def _loads(value: Expr) -> list[Load]:
+    """What ``value`` loads, if it is made of that and numbers; else nothing."""
+    if not isinstance(value, Op):
+        return [value] if isinstance(value, Load) else []
+    parts_ = [_loads(a) for a in value.args if not isinstance(a, Const)]
+    return [p for found in parts_ for p in found] if all(parts_) else []
 
 
 def _places(ring: RelayRing, across: Across, half: str) -> list[tuple[Buffer, str]]:
@@ -215,7 +243,8 @@ def _keep(
             for each in stores:
                 part = _loaded(each.value)
                 t.variables[LOADED] = (left.pop(0),)
-                made = rewrite(each.value, lambda e: e, {id(part): Var(LOADED, part.dtype)})
+                loads = [p for p in parts(each.value) if p is part or (isinstance(p, Load) and same(p, part))]
+                made = rewrite(each.value, lambda e: e, {id(p): Var(LOADED, part.dtype) for p in loads})
                 at = next(at for buffer, at in places if buffer is each.buffer)
                 place = b.op(f"getelementptr float, ptr addrspace(3) {at}, i32 {thread}")
                 b.line(f"store float {evaluate(made)[0].text}, ptr addrspace(3) {place}, align 4")
