@@ -61,6 +61,7 @@ from lowc.ir.walk import parts, statements
 
 Product = TypeVar("Product")
 QUAD, SPREAD = "quad", "spread"
+GATHERED = ("f32", "i32", "i64")  # types of what is gathered
 FOUR = 4  # threads that have a row of sums
 
 
@@ -241,7 +242,7 @@ def _gather(loop: Stmt) -> bool:
         return False
     if any(isinstance(p, Load) and p.buffer.space != "global" for p in parts(store.value)):
         return False
-    return store.index == (ix(loop.axis),) and store.buffer.shape == (loop.axis.extent,) and store.buffer.dtype.name == "f32"
+    return store.index == (ix(loop.axis),) and store.buffer.shape == (loop.axis.extent,) and store.buffer.dtype.name in GATHERED
 
 
 def _across(rest: Sequence[Stmt], extra: Sequence[Buffer]) -> tuple[Across, Sequence[Stmt]] | None:

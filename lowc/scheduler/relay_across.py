@@ -22,7 +22,6 @@ memory and is added in memory by atomic operations, so that its last bits depend
 first, in a pipeline of their own.  The schedule is that of FlashAttention-3 (Shah et al., 2024), measured on an H200.
 """
 
-import math
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
@@ -37,7 +36,7 @@ from lowc.scheduler.nest import numel
 from lowc.scheduler.relay_gradient import GradientTiles, RelayedGradient
 from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL
 from lowc.scheduler.relay_weights import weights_of
-from lowc.scheduler.relay_work import RelayWork
+from lowc.scheduler.relay_work import LOG2E, RelayWork
 from lowc.scheduler.rename import fresh, renewed
 from lowc.scheduler.tile_epilogue import less
 
@@ -159,7 +158,10 @@ class _Across(GradientTiles):
             number = mod(number + floordiv(self.at[self.rows], ix(self.high)), (extent + (size - 1)) // size)
         start = number * size
         tiles_of, fills = self.brought(start)
-        gathered = [self.gather(name, value, start) for name, value in (("lse", self.values.lse), ("delta", self.values.delta))]
+        taken_off = [("lse", Op("mul", (self.values.lse, Const(LOG2E, f32)), f32)), ("delta", self.values.delta)]
+        gathered = [self.gather(name, Op("neg", (value,), f32), start) for name, value in taken_off]
+        read = [(value, self.gather("of_other", value, start)) for value in self.values.of_others(self.rows, self.other)]
+        gathered += [made for _, made in read]
         kept = self.side.kept[1].buffer.dtype
         shape = (ix(size // tiles.SPAN), ix(self.high), ix(tiles.SPAN))
         strides = (ix(self.high * tiles.SPAN), ix(tiles.SPAN), ix(1))
@@ -170,10 +172,9 @@ class _Across(GradientTiles):
         memory = [*allocs, *(Alloc(b, "add") for b in (*sums, across))]
         body: list[Stmt] = [*fills, *(g for _, g in gathered)]
         body += [self.first(n, sums[n], tiles_of[n]) for n in range(2)]
-        work = RelayWork(
-            self, self.values, (sums[0], sums[1]), (gathered[0][0], gathered[1][0]), start, masked,
-            self.tail, self.partial,
-        )  # fmt: skip
+        known = [(value, buffer) for value, (buffer, _) in read]
+        near = gathered[0][0], gathered[1][0]
+        work = RelayWork(self, self.values, (sums[0], sums[1]), near, known, start, masked, self.tail, self.partial)
         body += [*work.loops(), *self.rounded(sums), self.spread(self.held[1].buffer, slopes)]
         for mix, mixed, which in zip(self.side.mixes, self.mixed, self.tile_of, strict=True):
             body.append(self.second(mixed.buffer, self.held[mix.kept].buffer, tiles_of[which]))
@@ -183,14 +184,12 @@ class _Across(GradientTiles):
         return For(turn, (*memory, *body), Kind("pipeline", self.step.stages))
 
     def gather(self, name: str, value: Expr, start: Index) -> tuple[Buffer, For]:
-        """What a row of others has, for those of a turn; 0 beyond the last."""
+        """What a row of others has, for those of a turn; 0 is loaded beyond the last."""
         t = self.axis("t", self.step.others)
-        buffer = Buffer(fresh(name, self.taken), f32, (t.extent,), (ix(1),), "shared")
+        buffer = Buffer(fresh(name, self.taken), value.dtype, (t.extent,), (ix(1),), "shared")
         there = Substitution({**self.at, self.other: start + t})
         value = with_mask(there.expr(value), less(start + t, self.other.extent), {})
-        if name == "lse":
-            value = Op("mul", (value, Const(math.log2(math.e), f32)), f32)
-        return buffer, self.threaded(t, (Store(buffer, (ix(t),), Op("neg", (value,), f32)),))
+        return buffer, self.threaded(t, (Store(buffer, (ix(t),), value),))
 
     def taken_out(self, mix: Mix, mixed: Buffer) -> For:
         """The loop over strips that the engine stores, or over threads that store where it cannot."""

@@ -56,9 +56,14 @@ class Place:
 
 
 class Scores:
-    """Scores of one row of a thread.  ``lets``: what places in tables are made of; ``before``: where statements of the row go."""
+    """Scores of one row of a thread.  ``lets``: what places in tables are made of; ``before``: where statements of the row go;
+    ``loaded``: what is there without a load."""
 
-    def __init__(self, product: Var, lets: Sequence[Let], place: Place, taken: set[str], before: list[Stmt]) -> None:
+    def __init__(
+        self, product: Var, lets: Sequence[Let], place: Place, taken: set[str], before: list[Stmt],
+        loaded: Sequence[tuple[Expr, Var]] = (),
+    ) -> None:  # fmt: skip
+        self.loaded = loaded
         self.product, self.lets, self.place, self.taken, self.before = product, lets, place, taken, before
         row = minimum(place.row, place.rows.extent - 1)
         inside = row if row == place.row else coordinate("inside", row, taken, before)
@@ -103,6 +108,9 @@ class Scores:
             return self.plain.expr(value)
         if self.varying.isdisjoint(free_atoms(value)):
             return self.of_row(value)
+        for one, var in self.loaded:
+            if same(one, value):
+                return var
         if isinstance(value, Load) or value.name in CHECKS:
             return self.read(value)
         counted = self.counted(value)

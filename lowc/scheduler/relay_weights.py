@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
+from lowc.ir import relays
 from lowc.ir.index import Axis, Index, Opaque, atoms, constant, depends_on, split
-from lowc.ir.nodes import Const, Expr, Let, Op, Var
+from lowc.ir.nodes import Const, Expr, Let, Load, Op, Var
 from lowc.ir.types import f32
 from lowc.ir.walk import free_atoms, parts, rewrite, same
 from lowc.scheduler.attention import coordinates, is_constant, masked, masks, room_of
@@ -42,6 +43,18 @@ class Weights:
     lse: Expr
     delta: Expr
     slope: Expr | None
+
+    def of_others(self, near: Axis, other: Axis) -> list[Load]:
+        """What scores and slopes load for each of the others, that no row tells, each once."""
+        found: list[Load] = []
+        for value in (self.score, *(() if self.slope is None else (self.slope,))):
+            for part in parts(value):
+                if isinstance(part, Load) and part.dtype.name in relays.GATHERED and part.mask is None:
+                    told = free_atoms(part)
+                    of_lets = any(isinstance(a, Opaque) for a in told)
+                    if other in told and near not in told and not of_lets and all(not same(part, f) for f in found):
+                        found.append(part)
+        return found
 
     @property
     def masked(self) -> bool:

@@ -25,14 +25,15 @@ LOG2E = math.log2(math.e)
 
 
 class RelayWork:
-    """``sums``: of both products; ``gathered``: less the logarithms of sums to base 2, and less ``delta``; others begin at
-    ``start``.  ``masked``: whether bounds count, ``tail``: and rows beyond the last, ``partial``: and others beyond the last."""
+    """``sums``: of both products; ``gathered``: less the logarithms of sums to base 2, and less ``delta``; ``read``: what scores load for each
+    of the others, and where in the block that is; others begin at ``start``.  ``masked``: whether bounds count, ``tail``: and rows beyond the last, ``partial``: and others beyond the last."""
 
     def __init__(
-        self, tiles_: GradientTiles, values: Weights, sums: tuple[Buffer, Buffer], gathered: tuple[Buffer, Buffer], start: Index,
-        masked: bool, tail: bool, partial: bool,
+        self, tiles_: GradientTiles, values: Weights, sums: tuple[Buffer, Buffer], gathered: tuple[Buffer, Buffer],
+        read: Sequence[tuple[Expr, Buffer]], start: Index, masked: bool, tail: bool, partial: bool,
     ) -> None:  # fmt: skip
         self.tiles, self.values, self.sums, self.gathered, self.start = tiles_, values, sums, gathered, start
+        self.read = read
         self.masked, self.tail, self.partial = masked, masked and tail, masked and partial
 
     def loops(self) -> list[Stmt]:
@@ -110,10 +111,12 @@ class RelayWork:
         here, found, seen = self.tiles, self.values, self.bounds()
         body: list[Stmt] = []
         offs = [self.taken_off(g, body) for g in self.gathered[: 1 if found.slope is None else 2]]
+        column = tiles.column(ix(self.t), ix(self.piece) * 4 + self.v)
+        read = [(value, here.let("of_other", Load(buffer, (column,)), body)) for value, buffer in self.read]
         for half in range(2):
             row = here.at[here.rows] + tiles.row(ix(self.t), ix(half * 2))
             place = Place(here.at, here.rows, here.other, row, self.start + self.column, self.within, self.partial)
-            scores = Scores(here.side.products[0].total, found.lets, place, here.taken, self.outside)
+            scores = Scores(here.side.products[0].total, found.lets, place, here.taken, self.outside, read)
             at, conditions = self.place(ix(half)), seen(ix(half))
             product = here.let("product", Load(self.sums[0], at), body)
             score = scores.of(found.score, product, body)

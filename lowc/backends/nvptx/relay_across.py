@@ -49,9 +49,13 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
     early, late = _parts(found)
     group = uniform(t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
     end, bits = operand(t, loop.axis.extent)
+    begin = ahead = ""
     number = next(n for n, each in enumerate(ring.found.turns) if each is found)
+    if found.seen is not None:
+        begin, ahead = _next(ring, found, "0", end, bits), b.alloca(f"i{bits}", bits // 8)
+        b.line(f"store i{bits} {_next(ring, found, b.op(f'add nsw i{bits} {begin}, 1'), end, bits)}, ptr {ahead}")
     if number == 0 or not _continues(ring.found.turns[number - 1], found):
-        t.axes[loop.axis.name] = 0 if found.seen is None else (_next(ring, found, "0", end, bits), bits)
+        t.axes[loop.axis.name] = 0 if found.seen is None else (begin, bits)
         half = ring.half.now()[0]
         _keep(ring, across, thread, half, _gathered(ring, across, thread, evaluate), evaluate)
         b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.count", "void", "i32, i32")
@@ -76,8 +80,8 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
         for product, made in zip(found.firsts, sums, strict=True):
             barriers.wait(t, ring.full(place[id(product.right)], stage), phase)
             start_tiles(t, product, plus(b, rows, str(ring.resident_at(product.left)), 32), starts[id(product.right)], made[0])
-        further = b.op(f"add nuw nsw i{bits} {index}, 1")
-        t.axes[loop.axis.name] = (further if found.seen is None else _next(ring, found, further, end, bits), bits)
+        text = f"add nuw nsw i{bits} {index}, 1" if found.seen is None else f"load i{bits}, ptr {ahead}"
+        t.axes[loop.axis.name] = (b.op(text), bits)
         following = _gathered(ring, across, thread, evaluate)
         t.axes[loop.axis.name] = (index, bits)
         wait_for(t, 1, sums[:1])
@@ -102,6 +106,9 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
         ring.release(first, ring.empty(place[id(other.right)], stage))
         ring.place.advance(stage, phase)
         ring.half.advance(half, half_phase)
+        if found.seen is not None:  # sums of the first products would leave no registers for it
+            upcoming = b.op(f"load i{bits}, ptr {ahead}")
+            b.line(f"store i{bits} {_next(ring, found, b.op(f'add nsw i{bits} {upcoming}, 1'), end, bits)}, ptr {ahead}")
         return []
 
     b.loop("0", end, 1, [], turn, (t.range(loop.axis.extent)[0] or 0) >= 1, f"i{bits}")
@@ -246,8 +253,10 @@ def _keep(
                 loads = [p for p in parts(each.value) if p is part or (isinstance(p, Load) and same(p, part))]
                 made = rewrite(each.value, lambda e: e, {id(p): Var(LOADED, part.dtype) for p in loads})
                 at = next(at for buffer, at in places if buffer is each.buffer)
-                place = b.op(f"getelementptr float, ptr addrspace(3) {at}, i32 {thread}")
-                b.line(f"store float {evaluate(made)[0].text}, ptr addrspace(3) {place}, align 4")
+                kind = scalar(each.buffer.dtype)
+                place = b.op(f"getelementptr {kind}, ptr addrspace(3) {at}, i32 {thread}")
+                value = evaluate(made)[0].text
+                b.line(f"store {kind} {value}, ptr addrspace(3) {place}, align {each.buffer.dtype.bytes}")
             return []
 
         if count < ring.groups * GROUP:
