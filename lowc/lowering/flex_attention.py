@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowc.errors import NotLowered
-from lowc.ir.element_function import Function, parsed
+from lowc.ir.element_function import Function, depends, parsed
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.nodes import Const, Expr, Op
@@ -29,6 +29,7 @@ from lowc.lowering.values import Coords, Value, is_one
 from lowc.lowering.views import expanded
 
 Table = dict[str, Callable[..., Any]]
+GRADIENT = 5  # of the parameters of a joint function: behind the score, and where it is
 
 
 def lowering(table: Table) -> Callable[..., Results]:
@@ -68,6 +69,8 @@ def lowering_backward(table: Table) -> Callable[..., tuple[Value | None, ...]]:
         if asked.k is not tensors[1]:
             raise NotLowered("gradients of attention by a function of one batch of keys for several of queries")
         tiles: list[flex_tiles.Condition] = []
+        if b.gpu and not (depends(modify, 0) and depends(joint, GRADIENT)):
+            raise NotLowered("gradients of attention by scores that are not of products, on a GPU")
         if b.gpu:
             tiles, asked = _by_tiles(b, functions, asked, modify, scale)
 

@@ -157,6 +157,8 @@ def library(target: Target, options: Options) -> Whose:
             return "rows of a factor begin at no multiple of 16 bytes"
         if constant(q[-2]) in (0, 1) or constant(k[-2]) in (0, 1):
             return "one query, or one key"
+        if wanted == "gradients" and other == "flex":
+            return "lowc's own gradients by functions are all three, added up in memory, of heads of up to 128"
         if wanted == "gradients" and (q[1] != k[1] or (constant(q[-1]) or 0) + (constant(v[-1]) or 0) > WIDEST):
             return f"heads that share keys, or of {q[-1]} and {v[-1]}; lowc's own gradients have {WIDEST} columns together"
         if options.attention == "own" or other == "flex":

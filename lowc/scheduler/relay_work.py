@@ -25,8 +25,9 @@ LOG2E = math.log2(math.e)
 
 
 class RelayWork:
-    """``sums``: of both products; ``gathered``: less the logarithms of sums to base 2, and less ``delta``; ``read``: what scores load for each
-    of the others, and where in the block that is; others begin at ``start``.  ``masked``: whether bounds count, ``tail``: and rows beyond the last, ``partial``: and others beyond the last."""
+    """``sums``: of both products; ``gathered``: less the logarithms of sums to base 2, and less ``delta``; ``read``: what scores
+    load for each of the others, and where in the block that is; others begin at ``start``.  ``masked``: whether bounds count,
+    ``tail``: and rows beyond the last, ``partial``: and others beyond the last."""
 
     def __init__(
         self, tiles_: GradientTiles, values: Weights, sums: tuple[Buffer, Buffer], gathered: tuple[Buffer, Buffer],

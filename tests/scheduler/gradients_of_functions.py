@@ -42,7 +42,8 @@ def errors(form: str, kernel: Kernel, shape: tuple[int, ...], run: Callable[[dic
     for name, size in _sizes(kernel).items():
         values = generator.normal(0, 1, int(evaluate(size, {})))
         values = others.get(name, np.full(len(values), np.nan) if name.startswith("grad_") else values)
-        memory[name] = values.astype(np.int64) if dtypes[name].kind == "i" else to_storage(values.astype(np.float32), dtypes[name])
+        wanted = dtypes[name]
+        memory[name] = values.astype(np.int64) if wanted.kind == "i" else to_storage(values.astype(np.float32), wanted)
 
     def wide(name: str) -> Any:
         return from_storage(memory[name], dtypes[name]).astype(np.float64)

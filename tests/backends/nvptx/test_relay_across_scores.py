@@ -9,7 +9,6 @@ import pytest
 
 from lowc.ir.interp import run_kernel
 from lowc.ir.nodes import Launch
-from lowc.ir.relays import block_body, relay
 from lowc.ir.verify_gpu import verify_kernel_threads
 from lowc.options import Options
 from tests.backends.nvptx.test_relay_across import by_tiles
