@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from lowc.backends.llvm.types import constant as constant_text
 from lowc.backends.llvm.types import scalar
 from lowc.backends.llvm.values import Val
-from lowc.backends.nvptx import barriers
+from lowc.backends.nvptx import barriers, relay_seen
 from lowc.backends.nvptx.barriers import SHARED
 from lowc.backends.nvptx.begun import start_across, start_held, start_tiles, wait_for
 from lowc.backends.nvptx.multiply import uniform
@@ -33,7 +33,6 @@ from lowc.ir.relays import Across, Spread, Turns
 from lowc.ir.tiles import GROUP, SPAN
 from lowc.ir.walk import Substitution, exprs, parts, rewrite, same, statements
 
-MEET = 1  # the barrier at which those who multiply wait for one another
 LINE = 128  # bytes of a row of a tile
 LOADED = "gathered.loaded"  # what a thread has loaded and has not stored
 
@@ -49,27 +48,24 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
     early, late = _parts(found)
     group = uniform(t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
     end, bits = operand(t, loop.axis.extent)
-    begin = ahead = ""
     number = next(n for n, each in enumerate(ring.found.turns) if each is found)
-    if found.seen is not None:
-        begin, ahead = _next(ring, found, "0", end, bits), b.alloca(f"i{bits}", bits // 8)
-        b.line(f"store i{bits} {_next(ring, found, b.op(f'add nsw i{bits} {begin}, 1'), end, bits)}, ptr {ahead}")
     if number == 0 or not _continues(ring.found.turns[number - 1], found):
-        t.axes[loop.axis.name] = 0 if found.seen is None else (begin, bits)
+        t.axes[loop.axis.name] = 0 if found.seen is None else (relay_seen.told(ring, bits)[0], bits)
         half = ring.half.now()[0]
         _keep(ring, across, thread, half, _gathered(ring, across, thread, evaluate), evaluate)
-        b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.count", "void", "i32, i32")
-        b.line(f"call void @llvm.nvvm.barrier.cta.sync.aligned.count(i32 {MEET}, i32 {ring.groups * GROUP})")
+        ring.meet()
     if number == 0:
         stage, phase = ring.turn.now()
         barriers.wait(t, ring.there(False), phase)
         ring.turn.advance(stage, phase)
 
     def turn(index: str, _: list[str]) -> Sequence[str]:
-        t.axes[loop.axis.name] = (index, bits)
-        return ring.where_seen(found, lambda: work(index))
+        work(index, "")
+        return ()
 
-    def work(index: str) -> list[str]:
+    def work(index: str, further: str) -> None:
+        """``further``: the number of the next turn, if that is not the next number."""
+        t.axes[loop.axis.name] = (index, bits)
         stage, phase = ring.place.now()
         half, half_phase = ring.half.now()
         for buffer, at in _places(ring, across, half):
@@ -80,8 +76,7 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
         for product, made in zip(found.firsts, sums, strict=True):
             barriers.wait(t, ring.full(place[id(product.right)], stage), phase)
             start_tiles(t, product, plus(b, rows, str(ring.resident_at(product.left)), 32), starts[id(product.right)], made[0])
-        text = f"add nuw nsw i{bits} {index}, 1" if found.seen is None else f"load i{bits}, ptr {ahead}"
-        t.axes[loop.axis.name] = (b.op(text), bits)
+        t.axes[loop.axis.name] = (further or b.op(f"add nuw nsw i{bits} {index}, 1"), bits)
         following = _gathered(ring, across, thread, evaluate)
         t.axes[loop.axis.name] = (index, bits)
         wait_for(t, 1, sums[:1])
@@ -106,12 +101,11 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
         ring.release(first, ring.empty(place[id(other.right)], stage))
         ring.place.advance(stage, phase)
         ring.half.advance(half, half_phase)
-        if found.seen is not None:  # sums of the first products would leave no registers for it
-            upcoming = b.op(f"load i{bits}, ptr {ahead}")
-            b.line(f"store i{bits} {_next(ring, found, b.op(f'add nsw i{bits} {upcoming}, 1'), end, bits)}, ptr {ahead}")
-        return []
 
-    b.loop("0", end, 1, [], turn, (t.range(loop.axis.extent)[0] or 0) >= 1, f"i{bits}")
+    if found.seen is None:
+        b.loop("0", end, 1, [], turn, (t.range(loop.axis.extent)[0] or 0) >= 1, f"i{bits}")
+    else:
+        relay_seen.turns(ring, loop, first, work)
     if loop is ring.found.turns[-1].loop:
         ring.release(first, ring.there(True))
         # read anew: what is made of it for results would be in registers during all turns otherwise, or spilled
@@ -159,26 +153,6 @@ def _continues(before: Turns, after: Turns) -> bool:
         if one.axis.extent != other.axis.extent or not same(values[0], values[1]):
             return False
     return True
-
-
-def _next(ring: RelayRing, found: Turns, first: str, end: str, bits: int) -> str:
-    """The number of the first turn from ``first`` on whose condition holds; ``end`` if there is none."""
-    b, t = ring.t.b, ring.t
-    place, seen = b.alloca(f"i{bits}", bits // 8), found.seen
-    assert seen is not None
-    b.line(f"store i{bits} {first}, ptr {place}")
-
-    def stops() -> str:
-        index = b.op(f"load i{bits}, ptr {place}")
-        t.axes[found.loop.axis.name] = (index, bits)
-        inside = b.op(f"icmp slt i{bits} {index}, {end}")
-        (stop,) = b.branch(inside, [("i1", "true")], lambda: [ring.evaluate(seen)[0].text])
-        further = b.op(f"add nsw i{bits} {index}, 1")
-        b.line(f"store i{bits} {b.op(f'select i1 {stop}, i{bits} {index}, i{bits} {further}')}, ptr {place}")
-        return stop
-
-    b.until(stops)
-    return b.op(f"load i{bits}, ptr {place}")
 
 
 def _gathered(ring: RelayRing, across: Across, thread: str, evaluate: Callable[[Expr], Vals]) -> list[Val]:
