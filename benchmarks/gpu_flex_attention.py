@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch
 from torch.nn.attention import flex_attention as torchs
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -251,7 +252,7 @@ def main() -> None:
     given = arguments()
     dtype = DTYPES[given.dtype]
     torchs._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True  # eager is the formula; else Dynamo is asked each time
-    torch._functorch.config.donated_buffer = False  # backward passes are repeated
+    functorch.donated_buffer = False  # backward passes are repeated
     with torch.no_grad():
         wanted = [part for part in given.checks.split("/") if part]
         if (given.check or wanted) and sum(check(d, given.gradients, wanted) for d in (torch.bfloat16, torch.float16)):
