@@ -61,7 +61,7 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     if ABILITY not in target.ops or len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
         return ()
     found = find(kernel.body[0])
-    if found is None or found.rows is None:
+    if found is None or found.rows is None or found.gathered:
         return ()
     deep, wide = constant(found.depth.extent) or WIDEST, constant(found.columns.extent) or WIDEST
     limit, begin, score = sees(found)

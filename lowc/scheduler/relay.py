@@ -87,8 +87,8 @@ class Relayed:
 def relayed(loop: For, step: Relayed, taken: set[str]) -> tuple[Stmt, ...]:
     """``loop``, attention, by tiles; raises ScheduleError where it is none that tensor cores can do."""
     found = find(loop)
-    if found is None or found.rows is None:
-        raise ScheduleError(f"the loop over {loop.axis} is no attention with rows")
+    if found is None or found.rows is None or found.gathered:
+        raise ScheduleError(f"the loop over {loop.axis} is no attention with rows, or data tells where keys are")
     if (lower_bound(found.keys.extent) or 0) < 1:
         raise ScheduleError(f"{found.keys} may have no iteration")
     return _Relay(found, step, taken).grid(step.late_first, step.blocks)

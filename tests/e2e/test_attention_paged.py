@@ -1,0 +1,83 @@
+"""Attention of one query, whose keys and values are in the pages of a cache that a table tells, on the CPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import flex_attention as torchs
+from torch.nn.attention.experimental._paged_attention import PagedAttention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import lowc
+from lowc.compiler import lowered, target_of
+from lowc.frontend.aot import compile_module
+from lowc.ir.nodes import Launch
+from lowc.options import Options, parse
+from lowc.scheduler import pipeline
+
+BATCH, HEADS, DEEP, PAGE, PAGES = 2, 3, 64, 16, 12
+OPTIONS: dict[str, Any] = {"attention": "own", "strict_errors": True, "check": True, "cache": False}
+
+
+@pytest.fixture(autouse=True)
+def as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def paged(q: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> Tensor:
+    k, v = (c[table].reshape(table.shape[0], -1, *c.shape[2:]).transpose(1, 2) for c in (keys, values))
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def given(pages: int, dtype: torch.dtype, rows: int = 1) -> tuple[Tensor, ...]:
+    caches = [torch.randn(PAGES, PAGE, HEADS, DEEP).to(dtype) for _ in range(2)]
+    table = torch.stack([torch.randperm(PAGES)[:pages] for _ in range(BATCH)])
+    return torch.randn(BATCH, HEADS, rows, DEEP).to(dtype), *caches, table
+
+
+@pytest.mark.parametrize(("pages", "dtype", "rows"), [(5, torch.float32, 1), (3, torch.bfloat16, 1), (4, torch.float32, 3)])
+def test_keys_by_pages(pages: int, dtype: torch.dtype, rows: int) -> None:
+    args = given(pages, dtype, rows)
+    compiled = torch.compile(paged, backend="lowc", fullgraph=True, options=OPTIONS)
+    exact = paged(*(a.double() for a in args[:3]), args[3])
+    assert float((compiled(*args).double() - exact).norm() / exact.norm()) <= 2 * torch.finfo(dtype).eps
+    with pytest.raises(IndexError):
+        compiled(*args[:3], args[3] + PAGES)
+
+
+def test_nothing_is_gathered_into_memory() -> None:
+    """One kernel, which reads the caches."""
+    found: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        def compile_graph(graph: Any, constants: Any) -> Any:
+            options = Options(attention="own")
+            target = target_of(graph, options)
+            assert target is not None
+            found.extend(pipeline.run(lowered(graph, options, target), target, options).steps)
+            return lowc.compile_graph(graph, constants, parse(None, OPTIONS))
+
+        return compile_module(gm, inputs, compile_graph, strict=True)
+
+    torch.compile(paged, backend=backend, fullgraph=True)(*given(4, torch.float32))
+    assert [isinstance(s, Launch) for s in found] == [True]
+
+
+def test_flex_attention_by_pages() -> None:
+    """A mask by a table of pages, as torch converts it."""
+    rows = PAGE * 4
+    q = torch.randn(BATCH, HEADS, 2, DEEP)
+    k, v = (torch.randn(BATCH, HEADS, rows, DEEP) for _ in range(2))
+    caches = [torch.zeros(1, HEADS, PAGES * PAGE, DEEP) for _ in range(2)]
+    pages = PagedAttention(PAGES, PAGE, BATCH, device="cpu")
+    for b in range(BATCH):
+        pages.reserve(torch.tensor(b), torch.tensor(rows))
+    pages.assign(torch.arange(BATCH), torch.arange(rows).expand(BATCH, rows), k, v, *caches)
+    seen = create_block_mask(lambda b, h, i, j: i + 50 >= j, BATCH, None, 2, rows, device="cpu", BLOCK_SIZE=(128, PAGE))
+    there = pages.convert_logical_block_mask(seen)
+    compiled = torch.compile(lambda *a: flex_attention(*a, block_mask=there), backend="lowc", fullgraph=True, options=OPTIONS)
+    torch.testing.assert_close(compiled(q, *caches), flex_attention(q, k, v, block_mask=seen))
