@@ -19,6 +19,7 @@ from lowc.ir.element_function import Function, depends, parsed
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.nodes import Const, Expr, Op
+from lowc.ir.types import bool_
 from lowc.lowering import flex_tiles
 from lowc.lowering.attention import Attention, OfRow, Outputs, Results, check, kernel
 from lowc.lowering.attention_backward import LN2, Backward, by_function
@@ -138,11 +139,15 @@ def _by_tiles(
 
 
 def _conjuncts(condition: Expr) -> Iterator[Expr]:
-    if isinstance(condition, Op) and condition.name == "and":
-        for part in condition.args:
+    if isinstance(condition, Op) and (condition.name == "and" or (condition.name == "select" and _never(condition.args[2]))):
+        for part in condition.args[:2]:
             yield from _conjuncts(part)
     elif not (isinstance(condition, Const) and condition.value):
         yield condition
+
+
+def _never(condition: Expr) -> bool:
+    return isinstance(condition, Const) and condition.dtype == bool_ and not condition.value
 
 
 def _logarithm(total: Expr, shift: Expr) -> Expr:

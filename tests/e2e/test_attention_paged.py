@@ -1,4 +1,4 @@
-"""Attention of one query, whose keys and values are in the pages of a cache that a table tells, on the CPU."""
+"""Attention of a few queries, whose keys and values are in the pages of a cache that a table tells."""
 
 from typing import Any
 
@@ -14,8 +14,10 @@ import lowc
 from lowc.compiler import lowered, target_of
 from lowc.frontend.aot import compile_module
 from lowc.ir.nodes import Launch
+from lowc.ir.relays import block_body, relay
 from lowc.options import Options, parse
 from lowc.scheduler import pipeline
+from tests.e2e.test_flex_attention_gpu import for_gpu
 
 BATCH, HEADS, DEEP, PAGE, PAGES = 2, 3, 64, 16, 12
 OPTIONS: dict[str, Any] = {"attention": "own", "strict_errors": True, "check": True, "cache": False}
@@ -44,7 +46,7 @@ def test_keys_by_pages(pages: int, dtype: torch.dtype, rows: int) -> None:
     args = given(pages, dtype, rows)
     compiled = torch.compile(paged, backend="lowc", fullgraph=True, options=OPTIONS)
     exact = paged(*(a.double() for a in args[:3]), args[3])
-    assert float((compiled(*args).double() - exact).norm() / exact.norm()) <= 2 * torch.finfo(dtype).eps
+    assert off(compiled(*args), exact) <= 2 * torch.finfo(dtype).eps
     with pytest.raises(IndexError):
         compiled(*args[:3], args[3] + PAGES)
 
@@ -67,17 +69,39 @@ def test_nothing_is_gathered_into_memory() -> None:
     assert [isinstance(s, Launch) for s in found] == [True]
 
 
+def by_pages(rows: int, page: int, dtype: torch.dtype) -> tuple[list[Tensor], Any, Tensor]:
+    """(queries and caches, torch's mask of a cache in pages, the result in float64)."""
+    keys, held = page * 4, 9
+    q = torch.randn(BATCH, HEADS, rows, DEEP).to(dtype)
+    k, v = (torch.randn(BATCH, HEADS, keys, DEEP).to(dtype) for _ in range(2))
+    caches = [torch.zeros(1, HEADS, held * page, DEEP).to(dtype) for _ in range(2)]
+    pages = PagedAttention(held, page, BATCH, device="cpu")
+    for b in range(BATCH):
+        pages.reserve(torch.tensor(b), torch.tensor(keys))
+    pages.assign(torch.arange(BATCH), torch.arange(keys).expand(BATCH, keys), k, v, caches[0], caches[1])
+    seen = create_block_mask(lambda b, h, i, j: i + 50 >= j, BATCH, None, rows, keys, device="cpu", BLOCK_SIZE=(128, page))
+    exact = flex_attention(q.double(), k.double(), v.double(), block_mask=seen)
+    assert isinstance(exact, Tensor)
+    return [q, *caches], pages.convert_logical_block_mask(seen), exact
+
+
+def off(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
 def test_flex_attention_by_pages() -> None:
     """A mask by a table of pages, as torch converts it."""
-    rows = PAGE * 4
-    q = torch.randn(BATCH, HEADS, 2, DEEP)
-    k, v = (torch.randn(BATCH, HEADS, rows, DEEP) for _ in range(2))
-    caches = [torch.zeros(1, HEADS, PAGES * PAGE, DEEP) for _ in range(2)]
-    pages = PagedAttention(PAGES, PAGE, BATCH, device="cpu")
-    for b in range(BATCH):
-        pages.reserve(torch.tensor(b), torch.tensor(rows))
-    pages.assign(torch.arange(BATCH), torch.arange(rows).expand(BATCH, rows), k, v, *caches)
-    seen = create_block_mask(lambda b, h, i, j: i + 50 >= j, BATCH, None, 2, rows, device="cpu", BLOCK_SIZE=(128, PAGE))
-    there = pages.convert_logical_block_mask(seen)
-    compiled = torch.compile(lambda *a: flex_attention(*a, block_mask=there), backend="lowc", fullgraph=True, options=OPTIONS)
-    torch.testing.assert_close(compiled(q, *caches), flex_attention(q, k, v, block_mask=seen))
+    args, seen, exact = by_pages(2, PAGE, torch.float32)
+    compiled = torch.compile(lambda *a: flex_attention(*a, block_mask=seen), backend="lowc", fullgraph=True, options=OPTIONS)
+    assert off(compiled(*args), exact) < 1e-6
+
+
+def test_pages_of_others_are_left_out_on_a_gpu() -> None:
+    """The table says of a tile of keys whether it is one of a batch's."""
+    args, seen, exact = by_pages(3, 128, torch.bfloat16)
+    steps, result = for_gpu(lambda *a: flex_attention(*a, block_mask=seen), args)
+    kernels = [s.kernel for s in steps if isinstance(s, Launch)]
+    found = relay(block_body(kernels[-1].body))
+    assert found is not None and len(kernels) == len(steps)
+    assert [t.seen is not None for t in found.turns] == [False, True]
+    assert off(result, exact) < 8e-3
