@@ -104,6 +104,18 @@ def test_windows_of_slices_of_channels_and_of_inputs() -> None:
 
 
 @HOPPER
+def test_windows_of_any_number_of_images() -> None:
+    w = torch.randn(72, 64, 3, 3, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    function = lambda x: F.relu(F.conv2d(x, w, None, 2, 1))  # noqa: E731
+    compiled = torch.compile(function, backend="lowc", fullgraph=True, options=OWN)
+    for images in (3, 17, 2):
+        x = torch.randn(images, 64, 15, 14, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert off(compiled(x), F.relu(F.conv2d(x.double(), w.double(), None, 2, 1))) <= 2 * torch.finfo(x.dtype).eps
+    assert counters["lowc"]["graphs_unsupported"] == 0
+
+
+@HOPPER
 def test_what_is_no_number_where_padding_is() -> None:
     """Padding is zeros that are multiplied, in eager as here: an infinite weight makes NaN at the edge."""
     x = torch.randn(2, 64, 9, 9, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
