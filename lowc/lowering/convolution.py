@@ -29,6 +29,7 @@ from lowc.ir.types import accumulate_dtype
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op
 from lowc.lowering.values import Coords, Value, loop_order, product, remap, reshape_coords, unravel
+from lowc.lowering.views import permuted
 
 UNROLLED = 49  # taps of which the sum is one expression, on a GPU
 SPAN = 64  # of the input, along a dimension, and taps; lowc's own for more is not worth it
@@ -53,7 +54,7 @@ def convolution(
         raise NotLowered(f"a convolution of {input.dtype}{list(input.shape)} and {weight.dtype}{list(weight.shape)}")
     steps, pads, gaps = (tuple([ix(n) for n in _each(values, spatial)]) for values in (stride, padding, dilation))
     groups = ix(groups)
-    why = "a library's: it is transposed" if transposed else _unfit(out, input, weight, (steps, pads, gaps), groups)
+    why = "a library's: it is transposed" if transposed else _unfit(out, input, weight, (steps, pads, gaps), groups, b.gpu)
     if not why and not (why := b.convolution(input, weight, out, steps, groups)):
         return _by_places(b, out, input, weight, bias, (steps, pads, gaps), groups)
     if not b.alone:
@@ -116,7 +117,9 @@ def _meet(step: int, taps: int, gap: int, pad: int, places: int) -> bool:
     return places > 1 and (pad > 0 or (step // common < taps and gap // common < places))
 
 
-def _unfit(out: TensorMeta, input: Value, weight: Value, window: tuple[Coords, Coords, Coords], groups: Index) -> str:
+def _unfit(
+    out: TensorMeta, input: Value, weight: Value, window: tuple[Coords, Coords, Coords], groups: Index, gpu: bool
+) -> str:
     """Why no schedule would find its form in a convolution, "" if one does: all sizes but the number of images must be known."""
     channels, made, count = (constant(n) for n in (input.shape[1], out.shape[1], groups))
     steps, pads, gaps = ([constant(n) or 0 for n in numbers] for numbers in window)
@@ -127,13 +130,20 @@ def _unfit(out: TensorMeta, input: Value, weight: Value, window: tuple[Coords, C
         return "a library's: it is of no elements"
     taps = [constant(n) or 0 for n in weight.shape[2:]]
     spans = [(tap - 1) * gap + 1 for tap, gap in zip(taps, gaps, strict=True)]
+    lies = [constant(s) for s in out.strides]
+    across = lies[-1] == 1
+    if gpu and count == 1 and lies[1] == 1 and channels > 1 and made > 1:  # a product of what a window sees, on tensor cores
+        if len(taps) > 3 or max(spans) > SPAN:
+            return f"a library's: its {'x'.join(map(str, taps))} taps span {'x'.join(map(str, spans))} elements"
+        if any(tap > 1 and constant(n) == 1 for tap, n in zip(taps, out.shape[2:], strict=True)):
+            return "a library's: there is one place along a dimension of several taps"
+        beside = input.strides is not None and constant(input.strides[1]) == 1
+        return "" if beside else "a library's: the input's channels do not lie side by side"
     if len(taps) > 2 or max(spans) > SPAN or prod(taps) > SPAN:
         return f"a library's: its {'x'.join(map(str, taps))} taps span {'x'.join(map(str, spans))} elements"
     places = [constant(n) or 0 for n in out.shape[2:]]
     if any(not _meet(*numbers) for numbers in zip(steps, taps, gaps, pads, places, strict=True)):
         return "a library's: no two places see the same element"
-    lies = [constant(s) for s in out.strides]
-    across = lies[-1] == 1
     if not across and lies[1] != 1:
         return "a library's: results are contiguous along no channel and no row"
     if count == 1 and prod(taps) == 1:
@@ -162,6 +172,10 @@ def _by_places(
 
     On a GPU a sum over few taps is one expression, so that the nest is a map, of which a thread makes what fills 16 bytes."""
     every = [tuple([ix(n) for n in tap]) for tap in itertools.product(*(range(constant(n) or 0) for n in weight.shape[2:]))]
+    if b.gpu and constant(groups) == 1:
+        weight = _channels_beside(b, weight)
+    elif b.gpu and constant(out.strides[-1]) != 1 and len(every) <= UNROLLED:
+        weight = _taps_apart(b, weight)
     total = accumulate_dtype(input.dtype)
     inside, outside = input.shape[1] // groups, out.shape[1] // groups
     target = b.result(out)
@@ -188,6 +202,28 @@ def _by_places(
             value = op("add", value, cast(b.load(bias, (place[1],)), total))
         b.store(target, tuple(place), value)
     return target
+
+
+def _channels_beside(b: Builder, weight: Value) -> Value:
+    """``weight``, or a copy whose channels are neighbours."""
+    rank = len(weight.shape)
+    taps = product(weight.shape[2:])
+    if constant(taps) == 1 or (weight.strides is not None and constant(weight.strides[1]) == 1):
+        return weight
+    copied = b.temp(weight.dtype, (weight.shape[0], *weight.shape[2:], weight.shape[1]), name="weight")
+    source = permuted(weight, [0, *range(2, rank), 1])
+    b.fill(copied, lambda c: b.load(source, c))
+    return permuted(copied, [0, rank - 1, *range(1, rank - 1)])
+
+
+def _taps_apart(b: Builder, weight: Value) -> Value:
+    """A copy of ``weight``, of one channel in each group, in which those of one tap are neighbours, as the channels are that a
+    thread reads of a place."""
+    rank = len(weight.shape)
+    copied = b.temp(weight.dtype, (*weight.shape[2:], weight.shape[0], weight.shape[1]), name="weight")
+    source = permuted(weight, [*range(2, rank), 0, 1])
+    b.fill(copied, lambda c: b.load(source, c))
+    return permuted(copied, [rank - 2, rank - 1, *range(rank - 2)])
 
 
 def _reshaped(value: Value, shape: Coords) -> Value:

@@ -17,7 +17,7 @@ from lowc.ir.index import constant
 from lowc.ir.nodes import For, Kernel, Load, Stmt, Store
 from lowc.ir.types import i8
 from lowc.ir.walk import exprs, parts
-from lowc.scheduler.contraction import Contraction, contiguous, find, innermost
+from lowc.scheduler.contraction import Contraction, contiguous, find, innermost, is_masked_along
 from lowc.scheduler.nest import estimate, weight
 from lowc.scheduler.slice_depth import slice_of
 from lowc.scheduler.tensor_cores import TensorCores, narrow
@@ -73,6 +73,7 @@ WAYS = (
     Way((64, 64), 1, 1, 0.22, 0.6),
     Way((64, 32), 1, 1, 0.25, 0.5),
     Way((128, 128), 1, 2, 0.53, 1.1),
+    Way((128, 64), 1, 2, 0.44, 0.5),
 )
 NARROW = 128  # columns of a tile at most where threads copy: they need registers
 
@@ -81,7 +82,8 @@ NARROW = 128  # columns of a tile at most where threads copy: they need register
 class Size:
     """Of a product: how many there are (``batch``), and ``rows``, ``columns``, ``depth`` of each.  ``work``: what is made of an
     element of it, in cheap instructions; ``stored``: bytes of what is stored for it; ``width``: bytes of a factor's element;
-    ``turned``: whether the right factor lies along the columns."""
+    ``turned``: whether the right factor lies along the columns.  ``even``: whether slices of the depth are all of one length, as
+    beyond its end the factors are no zeros by themselves."""
 
     batch: int
     rows: int
@@ -91,6 +93,7 @@ class Size:
     stored: int = 2
     width: int = 2
     turned: bool = False
+    even: bool = False
 
 
 def choices(kernel: Kernel, target: Target, copies: Sequence[tuple[str, str]] = COPIES) -> tuple[TensorCores, ...]:
@@ -143,7 +146,7 @@ def cost(size: Size, way: Way, processors: int) -> float:
         return inf
     blocks = size.batch * -(-size.rows // high) * -(-size.columns // wide)
     rounds = -(-blocks // processors)
-    if way.teams > 1 and (rounds < AHEAD * way.teams or size.width > 2):
+    if way.teams > 1 and (rounds < AHEAD * way.teams or size.width > 2 or (wide <= STRIP and size.columns > wide)):
         return inf
     empty = EMPTY * max(0, high - size.rows) / tiles.GROUP_ROWS
     multiplied = -(-size.depth * size.width // tiles.LINE) * (way.span + empty)
@@ -162,7 +165,7 @@ def plans(size: Size, processors: int) -> Iterator[tuple[float, int, Way]]:
     sums, span = size.batch * size.rows * size.columns, tiles.LINE // size.width
     for count in range(1, max(1, min(MOST_SLICES, size.depth // (DEEP * span), PARTS // (4 * max(1, sums)))) + 1):
         deep = slice_of(size.depth, count, span)
-        if (count - 1) * deep >= size.depth:
+        if (count - 1) * deep >= size.depth or (size.even and count * deep != size.depth):
             continue
         part, added = size, 0.0
         if count > 1:
@@ -201,5 +204,6 @@ def size_of(found: Contraction) -> Size:
     work = sum(weight(e, seen) for s in rest for e in exprs(s))
     loaded = {id(p) for s in rest for e in exprs(s) for p in parts(e) if isinstance(p, Load)}
     stored = sum(s.buffer.dtype.bytes for s in rest if isinstance(s, Store))
-    turned = not contiguous(found.right, found.depth.axis)
-    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored, narrow(found.left).dtype.bytes, turned)
+    turned = not contiguous(found.right, found.depth.axis) and contiguous(found.right, found.columns.axis)
+    width, even = narrow(found.left).dtype.bytes, is_masked_along(found.left, found.depth.axis)
+    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored, width, turned, even)
