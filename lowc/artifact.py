@@ -112,7 +112,7 @@ MAP_SLOTS = 16  # of a tensor map's 128 bytes
 MAP_RANK = 5  # dimensions at most
 MAP_VALUES = 2 * MAP_RANK  # of a MAP record: the offset in bytes, then sizes, then strides in bytes
 MAP_FORM = 2 + 2 * MAP_RANK  # 32-bit words: the driver's number of the dtype, the rank, the box, the steps within it (1)
-MAP_DTYPES = {"f16": 6, "f32": 7, "bf16": 9, "tf32": 11}  # CUtensorMapDataType
+MAP_DTYPES = {"f8e4m3": 0, "f8e5m2": 0, "f16": 6, "f32": 7, "bf16": 9, "tf32": 11}  # CUtensorMapDataType; of 8 bits: bytes
 
 # What the walker of launch tables finds in its table of functions, behind the context.
 DRIVER_FUNCTIONS = (

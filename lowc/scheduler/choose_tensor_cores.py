@@ -74,6 +74,15 @@ WAYS = (
     Way((64, 32), 1, 1, 0.25, 0.5),
     Way((128, 128), 1, 2, 0.53, 1.1),
 )
+APART = (
+    Way((256, 128), 2, 1, 1.05, 1.6),
+    Way((128, 128), 2, 1, 0.56, 1.4),
+    Way((128, 64), 2, 1, 0.44, 0.5),
+    Way((64, 128), 1, 1, 0.48, 0.9),
+    Way((64, 64), 1, 1, 0.28, 0.6),
+    Way((64, 32), 1, 1, 0.25, 0.5),
+)
+"""Those that have registers for a second set of sums, where spans are added up by themselves."""
 NARROW = 128  # columns of a tile at most where threads copy: they need registers
 
 
@@ -81,7 +90,7 @@ NARROW = 128  # columns of a tile at most where threads copy: they need register
 class Size:
     """Of a product: how many there are (``batch``), and ``rows``, ``columns``, ``depth`` of each.  ``work``: what is made of an
     element of it, in cheap instructions; ``stored``: bytes of what is stored for it; ``width``: bytes of a factor's element;
-    ``turned``: whether the right factor lies along the columns."""
+    ``turned``: whether the right factor lies along the columns.  ``apart``: whether spans are added up by themselves."""
 
     batch: int
     rows: int
@@ -91,6 +100,7 @@ class Size:
     stored: int = 2
     width: int = 2
     turned: bool = False
+    apart: bool = False
 
 
 def choices(kernel: Kernel, target: Target, copies: Sequence[tuple[str, str]] = COPIES) -> tuple[TensorCores, ...]:
@@ -101,11 +111,15 @@ def choices(kernel: Kernel, target: Target, copies: Sequence[tuple[str, str]] = 
     size = size_of(found)
     out: list[TensorCores] = []
     for each in copies:
-        suited = [w for w in WAYS if tiles.COPY not in each or (w.teams == 1 and w.groups > 1 and w.tile[1] <= NARROW)]
+        suited = [w for w in ways_of(size) if tiles.COPY not in each or (w.teams == 1 and w.groups > 1 and w.tile[1] <= NARROW)]
         ordered = sorted(suited, key=lambda way: cost(size, way, target.cores))
         for way in ordered[:TRIES]:
             out += _steps(found, size, way, each, target)
     return tuple(out)
+
+
+def ways_of(size: Size) -> Sequence[Way]:
+    return APART if size.apart else WAYS
 
 
 def _steps(found: Contraction, size: Size, way: Way, copies: tuple[str, str], target: Target) -> Iterator[TensorCores]:
@@ -117,7 +131,8 @@ def _steps(found: Contraction, size: Size, way: Way, copies: tuple[str, str], ta
         stages = min(left // (tiles.LINE * (high + wide)), STAGES * (2 if wide < STRIP else 1))
         if stages >= LEAST_STAGES:
             axis = found.outer[0].axis.name
-            yield TensorCores(axis, way.tile, stages, copies, target.cores, RASTER, way.groups, way.teams, strips)
+            key = tiles.APART if size.apart else tiles.WGMMA
+            yield TensorCores(axis, way.tile, stages, copies, target.cores, RASTER, way.groups, way.teams, strips, key)
             return
 
 
@@ -130,8 +145,9 @@ def contraction(kernel: Kernel, target: Target, ability: str = ABILITY) -> Contr
         return None
     try:
         dtype = narrow(found.left).dtype
-        suited = dtype == narrow(found.right).dtype and (dtype != i8 or ability != ABILITY)
-        return found if suited else None
+        eighths = all(narrow(f).dtype in tiles.EIGHTHS for f in (found.left, found.right))
+        alike = eighths or dtype == narrow(found.right).dtype
+        return found if alike and not (dtype == i8 and ability == ABILITY or eighths and ability != ABILITY) else None
     except ScheduleError:
         return None
 
@@ -168,7 +184,7 @@ def plans(size: Size, processors: int) -> Iterator[tuple[float, int, Way]]:
         if count > 1:
             part = replace(size, batch=size.batch * count, depth=deep, work=0, stored=0)
             added = ADDING + sums * (SUM * count + size.stored) / MEMORY
-        for way in WAYS:
+        for way in ways_of(size):
             if count == 1 or way.teams == 1:  # strips of f32 for two teams leave too little for the ring
                 yield cost(part, way, processors) + added, count, way
 
@@ -202,4 +218,6 @@ def size_of(found: Contraction) -> Size:
     loaded = {id(p) for s in rest for e in exprs(s) for p in parts(e) if isinstance(p, Load)}
     stored = sum(s.buffer.dtype.bytes for s in rest if isinstance(s, Store))
     turned = not contiguous(found.right, found.depth.axis)
-    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored, narrow(found.left).dtype.bytes, turned)
+    dtype = narrow(found.left).dtype
+    apart = dtype in tiles.EIGHTHS and tiles.of_tf32(found.left) is None
+    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored, dtype.bytes, turned, apart)

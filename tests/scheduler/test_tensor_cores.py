@@ -47,6 +47,30 @@ def test_tf32(shape: tuple[int, int, int]) -> None:
     np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
 
 
+@pytest.mark.parametrize("loose", [False, True])
+@pytest.mark.parametrize("shape", [(136, 72, 272), (3, 16, 16), (65, 130, 144)], ids=str)
+def test_float8(shape: tuple[int, int, int], loose: bool) -> None:
+    """128 elements in a row of a tile; spans are added up by themselves unless sums may be loose."""
+    kernel = product(*shape, dtype="f8e4m3", other="f8e5m2", loose=loose)
+    done = scheduled(kernel, blocks=2)
+    verify_kernel_threads(done)
+    assert keys(done)[:3] == ["tma", "tma", "wgmma" if loose else "wgmma_apart"]
+    np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
+
+
+def test_float8_is_not_for_tensor_cores_in_any_other_layout_nor_for_warps() -> None:
+    for shape, form in (((128, 128, 64), "nn"), ((128, 128, 72), "nt")):
+        kernel = product(*shape, form, dtype="f8e4m3")
+        with pytest.raises(AssertionError, match="no schedule"):
+            scheduled(kernel)
+        (step,) = machine(kernel).steps
+        assert isinstance(step, Launch)
+        assert keys(step.kernel) == []
+    with pytest.raises(VerifyError, match="a pipeline is tiles"):
+        text = print_kernel(scheduled(product(512, 256, 64), tile=(128, 128)))
+        verify_kernel_threads(parse_kernel(text.replace("instr(wgmma)", "instr(wgmma_apart)")))
+
+
 def test_f32_is_not_for_tensor_cores_in_any_other_layout_or_whole() -> None:
     for shape, form in (((128, 128, 64), "nn"), ((128, 128, 64), "tt"), ((128, 128, 63), "nt")):
         kernel = product(*shape, form, dtype="f32")

@@ -12,21 +12,23 @@ from lowc.ir.nodes import For, Kernel, Launch
 from lowc.ir.walk import statements
 from lowc.options import Options
 from lowc.scheduler import choose_mma, choose_tensor_cores
-from lowc.scheduler.choose_tensor_cores import NARROW, WAYS, Way
+from lowc.scheduler.choose_tensor_cores import APART, NARROW, WAYS, Way
 from tests.scheduler.products import TARGET, machine, product
 
 SILU = "({s} + f32(bias[j])) * rcp(1.0 + ex2(-1.4426950408889634 * ({s} + f32(bias[j]))))"
 IN_FORMS = [(w, f) for w in WAYS for f in ("nt", "nn", "tn") if w.tile[1] % 64 == 0 or f == "nt"]  # columns that lie side by side
+EIGHTHS = [*[(w, True) for w in WAYS], *[(w, False) for w in APART]]  # and whether sums may be loose
 COPYING = [w for w in WAYS if w.teams == 1 and w.groups > 1 and w.tile[1] <= NARROW]
 
 
-def by(kernel: Kernel, way: Way, monkeypatch: pytest.MonkeyPatch) -> str:
+def by(kernel: Kernel, way: Way, monkeypatch: pytest.MonkeyPatch, key: str = "wgmma") -> str:
     """The PTX of ``kernel`` done that way."""
     monkeypatch.setattr(choose_tensor_cores, "WAYS", (way,))
+    monkeypatch.setattr(choose_tensor_cores, "APART", (way,))
     module = machine(kernel)
     (step,) = module.steps
     assert isinstance(step, Launch)
-    assert any(s.kind.key == "wgmma" for s in statements(step.kernel.body) if isinstance(s, For))
+    assert any(s.kind.key == key for s in statements(step.kernel.body) if isinstance(s, For))
     return nvptx.compile_module(module, TARGET, Options()).code.decode()
 
 
@@ -94,6 +96,21 @@ def test_tf32(way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ptx = by(product(64 if way.tile[1] < 64 else 4096, 4096, 1024, dtype="f32", result=silu), way, monkeypatch)
     each = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k8)\.f32\.tf32\.tf32", ptx)
     assert each == [f"m64n{way.tile[1]}k8"] * (4 * way.tile[0] // (64 * way.groups))
+    clean(assembled(ptx, tmp_path))
+
+
+@pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")
+@pytest.mark.parametrize(("way", "loose"), EIGHTHS, ids=lambda x: getattr(x, "name", x))
+def test_float8(way: Way, loose: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each instruction multiplies 32 bytes of the depth; spans that are added up by themselves set their sums first."""
+    rows = 64 if way.tile[1] < 64 else 4096
+    kernel = product(rows, 4096, 1024, dtype="f8e4m3", other="f8e5m2", loose=loose, result=SILU)
+    ptx = by(kernel, way, monkeypatch, "wgmma" if loose else "wgmma_apart")
+    each = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+) \{.*?\}, \w+, \w+, (\w+), 1, 1;", ptx)
+    names, flags = zip(*each, strict=True)
+    assert set(names) == {f"m64n{way.tile[1]}k32.f32.e4m3.e5m2"}
+    blocks = way.tile[0] // (64 * way.groups)
+    assert flags == (("p",) * blocks + ("1",) * 3 * blocks if loose else ("0", "1", "1", "1") * blocks)
     clean(assembled(ptx, tmp_path))
 
 
