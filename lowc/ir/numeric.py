@@ -60,6 +60,20 @@ EIGHTHS = {"f8e4m3": _of_bits(4, False), "f8e5m2": _of_bits(5, True)}
 """Values of float8 by their bits."""
 
 
+def _to_eighth(value: Array, dtype: DType) -> Array:
+    """The bits of f32 rounded to float8, to nearest even; what is too large becomes the largest, or infinite."""
+    table = EIGHTHS[dtype.name][:128].astype(np.float64)
+    finite = table[np.isfinite(table)]
+    if np.isinf(table).any():  # beyond the largest as if one more were finite
+        finite = np.append(finite, 2 * finite[-1] - finite[-2])
+    size = np.abs(value).astype(np.float64)
+    above: Array = np.clip(np.searchsorted(finite, size), 1, len(finite) - 1)
+    below, above_it = size - finite[above - 1], finite[above] - size
+    bits: Array = np.where((below > above_it) | ((below == above_it) & (above % 2 == 0)), above, above - 1)
+    bits = np.where(np.isnan(value), 0x7F, bits)
+    return (bits + np.where(np.signbit(value), 128, 0)).astype(np.uint8)[()]
+
+
 def storage_dtype(dtype: DType) -> np.dtype[Any]:
     """The numpy type of memory that holds ``dtype`` (bf16 and float8: their bits)."""
     return np.dtype(_STORAGE[dtype.name])
@@ -119,6 +133,8 @@ def convert(value: Array, source: DType, target: DType) -> Array:
     """cast: float → int truncates (out of range: whatever numpy gives on this machine), → bool is ``!= 0``."""
     if source.kind == "x":
         value, source = EIGHTHS[source.name][value], f32
+    if target.kind == "x":
+        return _to_eighth(np.asarray(value).astype(np.float32), target)
     if target == bool_:
         return value != 0
     if source.kind == "f" and target.kind in "iu":

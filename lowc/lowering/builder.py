@@ -416,7 +416,7 @@ class Builder:
 
         Raises NotLowered for a reduction of floats whose order is open, if the graph is deterministic.
         """
-        check_loadable(out)
+        check_loadable(out, "biufx")
         # Sums round; even extremes depend on the order where zeros of both signs meet.
         if reducer and self.atomic and self.deterministic and out.dtype.kind == "f":
             raise NotLowered("deterministic algorithms are asked for, and atomic float operations come in any order")

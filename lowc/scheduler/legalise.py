@@ -94,7 +94,7 @@ def _is_exact(expr: Expr) -> bool:
 
 def _fits(expr: Expr) -> bool:
     """Whether every narrow float has all values of the dtype of ``expr``: 8 bits, as many as bf16 has in its mantissa."""
-    return expr.dtype.bits == 8 and expr.dtype.kind in "iub"
+    return expr.dtype.bits == 8
 
 
 def _holds(expr: Expr, dtype: DType) -> bool:
@@ -269,7 +269,7 @@ class _Rewriter:
         if isinstance(expr, Op) and expr.name == "cast" and _holds(expr.args[0], expr.dtype):
             return self.rewrite(expr.args[0])
         if isinstance(expr, Op) and expr.name == "cast" and _fits(expr.args[0]):
-            return Op("cast", (self.rewrite(expr.args[0]),), f32)
+            return self.rewrite(Op("cast", expr.args, f32))
         if isinstance(expr, Op) and expr.name == "select" and any(map(_is_exact, expr.args[1:])):
             # else a negated branch would be rounded, which changes nothing, only to be widened again
             cond, *branches = expr.args
@@ -296,6 +296,9 @@ class _Rewriter:
         source, dtype = arg.dtype, expr.dtype
         if source == dtype:
             return self.rewrite(arg)
+        if dtype.kind == "x":
+            value = arg if source == f32 else Op("cast", (arg,), f32)
+            return maths_narrow.single_to_eighth(self.emit, self.rewrite(value), dtype)
         if _is_narrow(source):
             value = self.widened(arg)
             if dtype == f32:
