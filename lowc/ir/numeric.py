@@ -67,11 +67,12 @@ def _to_eighth(value: Array, dtype: DType) -> Array:
     if np.isinf(table).any():  # beyond the largest as if one more were finite
         finite = np.append(finite, 2 * finite[-1] - finite[-2])
     size = np.abs(value).astype(np.float64)
-    above: Array = np.clip(np.searchsorted(finite, size), 1, len(finite) - 1)
+    search: Callable[..., Array] = np.searchsorted
+    above = np.clip(search(finite, size), 1, len(finite) - 1)
     below, above_it = size - finite[above - 1], finite[above] - size
-    bits: Array = np.where((below > above_it) | ((below == above_it) & (above % 2 == 0)), above, above - 1)
-    bits = np.where(np.isnan(value), 0x7F, bits)
-    return (bits + np.where(np.signbit(value), 128, 0)).astype(np.uint8)[()]
+    bits = masked(above, (below > above_it) | ((below == above_it) & (above % 2 == 0)), above - 1)
+    bits = masked(0x7F, np.isnan(value), bits)
+    return (bits + masked(128, np.signbit(value), 0)).astype(np.uint8)
 
 
 def storage_dtype(dtype: DType) -> np.dtype[Any]:

@@ -229,6 +229,16 @@ def test_the_verifier_refuses(old: str, new: str, rule: str) -> None:
         verify_kernel_threads(parse_kernel(text))
 
 
+def test_what_is_the_same_for_all_results_is_read_before_they_are_taken_out() -> None:
+    """A load between a strip and the loop of threads that sets it is no form that there are instructions for."""
+    for shape in ((128, 128, 64), (512, 512, 64)):
+        kernel = product(*shape, result="{s} * f32(bias[0]) * f32(bias[1])")
+        (step,) = machine(kernel).steps
+        assert isinstance(step, Launch)
+        assert len(outlets.outlets(step.kernel.body)) == 1
+        np.testing.assert_array_equal(result(step.kernel, {}), result(kernel, {}))
+
+
 def test_passes_after_it_leave_instructions_alone() -> None:
     kernel = product(296, 200, 64, "tn", batch=2)
     (step,) = machine(kernel).steps
