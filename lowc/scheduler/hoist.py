@@ -94,8 +94,8 @@ class _Hoister:
         return [*before, For(loop.axis, tuple(kept), loop.kind)]
 
     def outlet(self, loop: For) -> list[Stmt]:
-        """A pipeline that takes results out, which is allocs, loops of threads and drains: what leaves a loop of threads leaves the
-        pipeline as well, or stays."""
+        """A pipeline that takes results out, which is allocs, loops of threads and drains: what leaves a loop of threads leaves
+        the pipeline as well, or stays."""
         finder = _Invariants.of(loop, loop.body)
         before: list[Stmt] = []
         kept: list[Stmt] = []
