@@ -147,11 +147,11 @@ class only:
         self.way = way
 
     def __enter__(self) -> None:
-        self.before = choose.WAYS, choose.APART, choose.slices
-        choose.WAYS, choose.APART, choose.slices = (self.way,), (self.way,), lambda found, target: 1
+        self.before = choose.ways_of, choose.slices
+        choose.ways_of, choose.slices = lambda size: (self.way,), lambda found, target: 1
 
     def __exit__(self, *_: object) -> None:
-        choose.WAYS, choose.APART, choose.slices = self.before
+        choose.ways_of, choose.slices = self.before
 
 
 def products() -> dict[str, Product]:

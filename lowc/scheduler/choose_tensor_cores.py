@@ -43,6 +43,7 @@ DEEP = 4  # spans of the depth that a slice has at least
 MOST_SLICES = 32
 PARTS = 64 << 20  # bytes of sums of slices at most
 SAVED = 0.9  # of the time that a product takes in one piece, at most, for slices to be worth it
+MARGIN = 1.04  # of the time of finer ways, which are not measured each
 AHEAD = 2  # turns that a team has at least: the first is no gain
 COPIES = ((tiles.TMA, tiles.TMA), (tiles.COPY, tiles.TMA), (tiles.TMA, tiles.COPY), (tiles.COPY, tiles.COPY))
 TRIES = 4  # ways that are tried, best first, should one not be legal
@@ -74,6 +75,11 @@ WAYS = (
     Way((64, 32), 1, 1, 0.25, 0.5),
     Way((128, 128), 1, 2, 0.53, 1.1),
 )
+FINER = (
+    *(Way((128, wide), 2, 1, 0.04 + wide / 256, 0.3 + wide / 160) for wide in range(136, 256, 8) if wide != 192),
+    *(Way((64, wide), 1, 1, 0.04 + wide * 0.0028, 0.4 + wide / 256) for wide in range(72, 128, 8)),
+)
+"""Those whose last columns threads store, for products in one piece.  Their times are between those of others."""
 APART = (
     Way((256, 128), 2, 1, 1.05, 1.6),
     Way((128, 128), 2, 1, 0.56, 1.4),
@@ -119,7 +125,10 @@ def choices(kernel: Kernel, target: Target, copies: Sequence[tuple[str, str]] = 
 
 
 def ways_of(size: Size) -> Sequence[Way]:
-    return APART if size.apart else WAYS
+    if size.apart:
+        return APART
+    # sums of slices are f32
+    return (*WAYS, *FINER) if size.width <= 2 and 0 < size.stored <= 2 and not size.turned else WAYS
 
 
 def _steps(found: Contraction, size: Size, way: Way, copies: tuple[str, str], target: Target) -> Iterator[TensorCores]:
@@ -170,7 +179,8 @@ def cost(size: Size, way: Way, processors: int) -> float:
         work = rounds * (multiplied + end)
     else:
         work = max(rounds * multiplied + end, -(-rounds // way.teams) * (multiplied + end))
-    return START + max(come, work) + TOGETHER * min(come, work)
+    time = START + max(come, work) + TOGETHER * min(come, work)
+    return time * MARGIN if wide > STRIP and wide % STRIP else time
 
 
 def plans(size: Size, processors: int) -> Iterator[tuple[float, int, Way]]:

@@ -18,7 +18,8 @@
 
 ``ir/tiles.py`` and ``ir/outlets.py`` say what the nests in it are.  What a tile has beyond the edges is 0, and no result there is
 stored.  Results that the copying engine cannot store (rows that are no multiple of 16 bytes) threads store themselves, without
-strips.  Tiles are numbered so that blocks at work at one time share rows and columns in the L2 cache.
+strips, and those of columns behind the last whole strip.  Tiles are numbered so that blocks at work at one time share rows and
+columns in the L2 cache.
 
 Factors of f32 that are rounded (TF32, ``ir/tiles.py``) are the same with 32 elements where there are 64 of 16 bits,
 if both lie along the depth; those of float8 with 128.
@@ -200,7 +201,7 @@ class Tiler:
         instruction = For(number, (For(deep, (add,)),), Kind("instr", 0, self.step.key))
         multiply = For(thread, (instruction,), Kind("thread", self.threads))
         body = (Alloc(left), Alloc(right), left_fill, right_fill, multiply)
-        return [Alloc(sums, "add"), For(outer, body, Kind("pipeline", self.step.stages)), self.epilogue(sums)]
+        return [Alloc(sums, "add"), For(outer, body, Kind("pipeline", self.step.stages)), *self.epilogue(sums)]
 
     def fill(self, name: str, factor: Expr, across: Axis, size: int, outer: Axis, key: str) -> tuple[Buffer, For]:
         """The tile of ``factor``, and the nest that fills it with ``size`` places along ``across``."""
@@ -247,6 +248,6 @@ class Tiler:
             raise ScheduleError("threads have no registers for many small pieces")
         return tile, nest
 
-    def epilogue(self, sums: Buffer) -> For:
+    def epilogue(self, sums: Buffer) -> list[For]:
         step = self.step
-        return Epilogue(self.found, self.at, step.tile, self.threads, step.strips, self.taken, step.shares).nest(sums)
+        return Epilogue(self.found, self.at, step.tile, self.threads, step.strips, self.taken, step.shares).nests(sums)

@@ -92,13 +92,15 @@ TEAMS = {"groups": 1, "teams": 2, "blocks": 2}
     "changed",
     [
         {"tile": (128, 128)}, {"tile": (64, 64), "groups": 1}, {"tile": (256, 64)}, {"tile": (128, 192), "strips": 3},
-        {"tile": (64, 32), "groups": 1}, {"group": 1}, {"blocks": 1}, {"strips": 0}, {"strips": 1},
+        {"tile": (64, 32), "groups": 1}, {"tile": (128, 72)}, {"tile": (128, 144)}, {"tile": (64, 88), "groups": 1, "strips": 0},
+        {"group": 1}, {"blocks": 1}, {"strips": 0}, {"strips": 1},
         {"tile": (128, 64), **TEAMS}, {"tile": (64, 128), **TEAMS},
     ],
     ids=str,
 )  # fmt: skip
 def test_any_tile_and_grid(changed: dict[str, object]) -> None:
-    kernel = product(200, 136, 72, "nt" if changed.get("tile") == (64, 32) else "nn", result="{s} * {s}")
+    side_by_side = changed.get("tile", (64, 64))[1] % 64 == 0  # type: ignore[index]
+    kernel = product(200, 136, 72, "nn" if side_by_side else "nt", result="{s} * {s}")
     done = scheduled(kernel, **changed)
     verify_kernel_threads(done)
     np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
@@ -255,7 +257,8 @@ def test_passes_after_it_leave_instructions_alone() -> None:
 def chosen(m: int, n: int, k: int, form: str = "nt", **given: object) -> tuple[str, tuple[str, str]]:
     """The best way for a product, by name, and who copies."""
     best = choose_tensor_cores.choices(product(m, n, k, form, **given), TARGET)[0]  # type: ignore[arg-type]
-    found = next(w for w in choose_tensor_cores.WAYS if (w.tile, w.groups, w.teams) == (best.tile, best.groups, best.teams))
+    ways = (*choose_tensor_cores.WAYS, *choose_tensor_cores.FINER)
+    found = next(w for w in ways if (w.tile, w.groups, w.teams) == (best.tile, best.groups, best.teams))
     return found.name, best.copies
 
 
@@ -280,6 +283,15 @@ def test_small_products_have_small_tiles_and_heavy_epilogues_teams() -> None:
     heavy = "{s} * f32(out[i, j]) / ({s} + 1.5) / ({s} + 2.5) / ({s} + 3.5) / ({s} + 4.5)"
     assert "teams" in chosen(16384, 3072, 768, result=heavy)[0]
     assert "teams" in chosen(512, 512, 128, batch=64, form="nn")[0]
+
+
+def test_tiles_that_would_fill_a_round_and_little_more_are_finer() -> None:
+    """The rounds of 132 tiles are full then, or nearly; threads store the columns behind the last whole strip."""
+    for shape, name in (((1536, 3072, 4096), "128x144"), ((2560, 2560, 10240), "128x200"), ((16, 11008, 4096), "64x88")):
+        assert chosen(*shape)[0] == name
+    for shape in ((4096, 4096, 4096), (2048, 4096, 4096), (16384, 1024, 4096)):
+        assert chosen(*shape)[0] == "128x256"
+    assert chosen(1536, 3072, 4096, "tn")[0] == "128x192"  # columns that lie side by side come 64 at a time
 
 
 def test_a_second_team_hides_the_ends_of_tiles() -> None:

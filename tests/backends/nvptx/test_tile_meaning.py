@@ -75,6 +75,10 @@ def test_tiles_narrower_than_a_strip() -> None:
     assert differs(product(72, 72, 136, "nt", dtype="f16"), tile=(64, 32), **ALONE) == 0
 
 
+def test_columns_behind_the_last_whole_strip() -> None:
+    assert differs(product(72, 200, 72, dtype="f16", result="{s} * 0.5"), tile=(64, 88), **ALONE) == 0
+
+
 def test_stages_of_several_rounds_of_the_ring() -> None:
     """A team that passes over more stages than the ring has."""
     assert differs(product(256, 64, 640, "nt", dtype="f16"), tile=(64, 64), **TEAMS) == 0
