@@ -100,13 +100,13 @@ class Epilogue:
         found = outlets.drain(nest)
         return (buffer, nest) if found is not None and outlets.box(found) is not None else None
 
-    def work(self, sums: Buffer, strip: Axis, staged: Mapping[int, Buffer], start: int = 0, width: int = STRIP) -> For:
-        """What threads make of their sums, two neighbours at a time: of a ``strip`` of ``width`` columns, or of all; the first
+    def work(self, sums: Buffer, strip: Axis, staged: Mapping[int, Buffer], start: int = 0, count: int = STRIP) -> For:
+        """What threads make of their sums, two neighbours at a time: of a ``strip`` of ``count`` columns, or of all; the first
         begins at column ``start``."""
         thread, half, lane = self.axis("t", self.threads), self.axis("h", 2), self.axis("v", 2)
         block = self.axis("q", self.high // self.at_a_time)
-        each = PART if width % PART == 0 else width
-        part, piece = self.axis("n", width // each), self.axis("j", each // PIECE)
+        each = PART if count % PART == 0 else count
+        part, piece = self.axis("n", count // each), self.axis("j", each // PIECE)
         row = tiles.row(mod(ix(thread), ix(2 * self.at_a_time)), ix(half) * 2) + ix(block) * self.at_a_time
         within = ix(piece) * PIECE + tiles.column(ix(thread), ix(0))
         first = floordiv(ix(thread), ix(2 * self.at_a_time)) * self.share + ix(strip) * STRIP + start + ix(part) * PART + within
