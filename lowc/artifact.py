@@ -120,7 +120,7 @@ MAP_VALUES = 2 * MAP_RANK  # of a MAP record: the offset in bytes, then sizes, t
 MAP_FORM = 3 + 2 * MAP_RANK + 2 * (MAP_RANK - 2)
 """32-bit words of a MAP record: the driver's number of the dtype, the rank, the box, the steps within it; 1 if it is of places;
 their ``lower`` and ``upper``."""
-MAP_DTYPES = {"f16": 6, "f32": 7, "bf16": 9, "tf32": 11}  # CUtensorMapDataType
+MAP_DTYPES = {"f8e4m3": 0, "f8e5m2": 0, "f16": 6, "f32": 7, "bf16": 9, "tf32": 11}  # CUtensorMapDataType; of 8 bits: bytes
 
 # What the walker of launch tables finds in its table of functions, behind the context.
 DRIVER_FUNCTIONS = (

@@ -19,7 +19,7 @@ from typing import Any
 
 from lowc.standalone.trees import Tree, number, text, tree, within
 
-MAP_DTYPES = {"f16": 6, "f32": 7, "bf16": 9, "tf32": 11}
+MAP_DTYPES = {"f8e4m3": 0, "f8e5m2": 0, "f16": 6, "f32": 7, "bf16": 9, "tf32": 11}
 """Numbers of the driver's CUtensorMapDataType (``artifact.MAP_DTYPES``)."""
 ALIGNMENT = 16
 """Bytes: where params that are ``aligned`` must begin, and tensor maps."""

@@ -218,9 +218,12 @@ class Ring:
             left = b.op(f"add i32 {at}, {self.offsets[found.left.name]}")
             right = b.op(f"add i32 {at}, {self.offsets[found.right.name]}")
             work.step(group, left, right, b.op(f"icmp ne i{bits} {index}, 0") if self.sets else "")
-            later = b.op(f"and i1 {first}, {b.op(f'icmp ne i{bits} {index}, 0')}")
-            b.branch(later, [], lambda: _none(release))
-            b.line(f"store i32 {stage}, ptr {before}")
+            if found.key == tiles.APART:  # the stage is multiplied
+                b.branch(first, [], lambda: _none(lambda: barriers.arrive(t, self.barrier(stage, True))))
+            else:
+                later = b.op(f"and i1 {first}, {b.op(f'icmp ne i{bits} {index}, 0')}")
+                b.branch(later, [], lambda: _none(release))
+                b.line(f"store i32 {stage}, ptr {before}")
             self.place.advance(stage, phase)
             return ()
 
@@ -229,6 +232,8 @@ class Ring:
         end, bits = operand(t, loop.axis.extent)
         runs = (t.range(loop.axis.extent)[0] or 0) >= 1
         b.loop("0", end, 1, [], turn, runs, f"i{bits}")
+        if found.key == tiles.APART:
+            return
         if self.teams > 1:
             self.pass_turn()
         work.finish()
@@ -269,8 +274,8 @@ def ring(t: Thread, kernel: Kernel, loop: For) -> Ring:
 
 
 def _sets(t: Thread, kernel: Kernel, found: Pipeline) -> bool:
-    """Whether the sums are those of one run of the pipeline, which surely has an iteration."""
-    if (t.range(found.loop.axis.extent)[0] or 0) < 1:
+    """Whether the first product can set the sums: they are those of one run of the pipeline, which surely has an iteration."""
+    if (t.range(found.loop.axis.extent)[0] or 0) < 1 or found.product.key == tiles.APART:
         return False
     bodies = [kernel.body, *(s.body for s in statements(kernel.body) if isinstance(s, For | If))]
     around = next(body for body in bodies if any(s is found.loop for s in body))
