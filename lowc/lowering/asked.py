@@ -11,7 +11,7 @@ from lowc.options import Options
 
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool, bool, int], str]
 Attends = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str, str], str]
-Convolves = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool], str]
+Convolves = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool, str], str]
 
 
 class Asked(NamedTuple):

@@ -66,7 +66,7 @@ class Nest:
 
 Library = Callable[[Value, Value], str]
 Attends = Callable[[Value, Value, Value, Value | None, bool, str, str], str]
-Convolves = Callable[[Value, Value, TensorMeta, Coords, Index], str]
+Convolves = Callable[[Value, Value, TensorMeta, Coords, Index, str], str]
 
 
 class Builder:

@@ -90,13 +90,13 @@ def lower(
         in_lines = all(lines_of(x) for x in (q, k, v))
         return attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted, other)
 
-    def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, groups: Index) -> str:
+    def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, groups: Index, wanted: str) -> str:
         if alone and not gpu and (target is None or target.kind == "x86"):
             return ""
         *_, convolution = asked()
         if convolution is None:
             return "a library's (lowc's own in artifacts)"
-        return convolution(x.dtype, x.shape, w.shape, out, steps, groups, builder.followed)
+        return convolution(x.dtype, x.shape, w.shape, out, steps, groups, builder.followed, wanted)
 
     inputs: list[Buffer | Symbol | None] = []
     engine = gpu and not alone and library is not None

@@ -19,7 +19,7 @@ from lowc.scheduler.nest import estimate, iterations
 from lowc.scheduler.tiles import STACK
 from lowc.target import Target
 
-Whose = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool], str]
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool, str], str]
 OTHERS = "a library's (lowc's own with option convolution='own')"
 SCRATCH = 24 << 10  # bytes of a block's input, which stay in the L1 cache
 ROWS, MANY = (4, 7, 5, 3), (8, 7, 6, 5)  # places whose sums are in registers, for few taps and for many, by preference
@@ -41,7 +41,7 @@ def library(target: Target, options: Options) -> Whose:
 
     def why(
         dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta,
-        steps: Sequence[Index], groups: Index, followed: bool,
+        steps: Sequence[Index], groups: Index, followed: bool, wanted: str = "result",
     ) -> str:  # fmt: skip
         if options.convolution == "library":
             return "option convolution='library'"
@@ -53,6 +53,8 @@ def library(target: Target, options: Options) -> Whose:
             return "option numerics='strict'"
         if target.vector_bits < 512 or dtype not in (f32, bf16):
             return "a library's: lowc's own was measured for f32 and bf16 on AVX-512 (there is option convolution='own')"
+        if wanted != "result":
+            return _gradient_slower(dtype, wanted, w, out, steps)
         if constant(w[1]) == 1:
             return _depthwise_slower(out, followed)
         if prod(constant(n) or 0 for n in w[2:]) == 1:
@@ -88,6 +90,11 @@ def _on_a_gpu(
     if options.numerics == "strict" and not own:
         return "option numerics='strict'"
     return "" if followed or own else f"{OTHERS}: no pointwise op follows"
+
+
+def _gradient_slower(dtype: DType, wanted: str, w: Sequence[Index], out: TensorMeta, steps: Sequence[Index]) -> str:
+    """Why a gradient is not known to be faster by lowc's own."""
+    return f"{OTHERS}: a {wanted}"
 
 
 def _depthwise_slower(out: TensorMeta, followed: bool) -> str:
