@@ -72,15 +72,17 @@ def convolution_backward(
     results: list[Value | None] = [None] * len(outs)
     left: dict[int, str] = {}
     for number, meta in asked.items():
-        lying = meta if number == 0 else meta_of(grad, meta)
-        why = b.convolution(input if number else grad, weight, lying, window[0], count, WANTED[number])
+        if number == 2 and 1 in asked:
+            why = left.get(1, "")  # ATen forms both at once
+        else:
+            lying = meta_of(grad, meta) if number else meta
+            why = b.convolution(input if number else grad, weight, lying, window[0], count, WANTED[number])
         if why and not b.alone:
             left[number] = why
         elif number == 0:
-            if unfit(meta, grad, weight, window, count, not transposed):
-                results[0] = as_product(b, meta, grad, weight, None, window, count, not transposed)
-            else:
-                results[0] = by_places(b, meta, grad, weight, None, window, count, not transposed)
+            fits = not unfit(meta, grad, weight, window, count, not transposed) or _single(meta, grad, weight, window, count)
+            made = by_places if fits else as_product
+            results[0] = made(b, meta, grad, weight, None, window, count, not transposed)
         elif number == 1:
             one, other = (input, grad) if transposed else (grad, input)
             results[1] = _of_weight(b, meta, one, other, window, count)
@@ -91,13 +93,19 @@ def convolution_backward(
     if left:
         metas = [outs[n] if n in left else None for n in range(len(outs))]
         rest = (bias_sizes, stride, padding, dilation, transposed, output_padding, groups)
-        made = _called(b, metas, (grad, input, weight), rest, left[min(left)])
-        results = [mine or theirs for mine, theirs in zip(results, made, strict=True)]
+        theirs = _called(b, metas, (grad, input, weight), rest, left[min(left)])
+        results = [mine or other for mine, other in zip(results, theirs, strict=True)]
     return tuple(results)
 
 
+def _single(out: TensorMeta, grad: Value, weight: Value, window: Window, groups: Index) -> bool:
+    """Whether there is one channel in a group, which makes one, of sizes that are known."""
+    sizes = [constant(n) for n in (*out.shape[1:], *grad.shape[1:], *weight.shape, *window[0], *window[1], *window[2])]
+    return None not in sizes and constant(weight.shape[1]) == 1 and groups == grad.shape[1] == out.shape[1]
+
+
 def meta_of(value: Value, like: TensorMeta) -> TensorMeta:
-    """How ``value`` lies, on the device of ``like``; no stride is 1 of what is no strided window."""
+    """How ``value`` lies, on the device of ``like``; what is no strided window has strides of 0."""
     strides = value.strides if value.strides is not None else tuple([ix(0)] * len(value.shape))
     return TensorMeta(value.dtype, value.shape, strides, ix(0), like.device)
 

@@ -30,13 +30,17 @@ FEW = 25  # taps up to which on a GPU its own was measured to be faster
 CHANNELS = 16  # likewise channels
 SHALLOW = 4  # channels of the input up to which steps do no harm
 GROWING, FLAT = 160, 64  # channels that products sum over at most, where results lie along rows, or along channels
+ZEN = "znver"  # how LLVM's names of AMD's processors begin, on which gradients were measured, and products, of which MKL makes little
+MANY_TAPS, WIDE_ROWS = 25, 28  # of one channel in a group, from which on gradients of weights along rows were faster
+NEAR_BYTES = 12 << 20  # of both factors, beyond which they are far away, and their copies too
 WEIGHTS, PLACES = 1 << 20, 256  # of more weights than stay in the caches while images are read, and many places
 
 
 def library(target: Target, options: Options) -> Whose:
     """For ``lowering``: why a convolution, of sizes that are known but for the number of images, is ATen's; "" for lowc's own.
 
-    Told are the dtype, the shapes of input and weights, what is made of them, steps, groups, and whether pointwise ops follow.
+    Told are the dtype, the shapes of input and weights, what is made of them, steps, groups, whether pointwise ops follow, and
+    what is wanted (``lowering/asked.py``).
     """
 
     def why(
@@ -54,11 +58,11 @@ def library(target: Target, options: Options) -> Whose:
         if target.vector_bits < 512 or dtype not in (f32, bf16):
             return "a library's: lowc's own was measured for f32 and bf16 on AVX-512 (there is option convolution='own')"
         if wanted != "result":
-            return _gradient_slower(dtype, wanted, w, out, steps)
+            return _gradient_slower(target, dtype, wanted, x, w, out, steps, groups)
         if constant(w[1]) == 1:
             return _depthwise_slower(out, followed)
         if prod(constant(n) or 0 for n in w[2:]) == 1:
-            return _product_slower(dtype, w, out, followed)
+            return "" if _on_zen(target, dtype, w, out) else _product_slower(dtype, w, out, followed)
         return _direct_slower(dtype, constant(x[0]) == 1, w, out, steps, followed)
 
     return why
@@ -92,9 +96,29 @@ def _on_a_gpu(
     return "" if followed or own else f"{OTHERS}: no pointwise op follows"
 
 
-def _gradient_slower(dtype: DType, wanted: str, w: Sequence[Index], out: TensorMeta, steps: Sequence[Index]) -> str:
-    """Why a gradient is not known to be faster by lowc's own."""
-    return f"{OTHERS}: a {wanted}"
+def _gradient_slower(
+    target: Target, dtype: DType, wanted: str, x: Sequence[Index], w: Sequence[Index], out: TensorMeta, steps: Sequence[Index],
+    groups: Index,
+) -> str:  # fmt: skip
+    """Why a gradient is not known to be faster by lowc's own: of the input (which ``out`` is), or of weights, where ``out`` is
+    the gradient that is given."""
+    made, channels, *taps = (constant(n) or 0 for n in w)
+    unknown = any(constant(n) is None for n in (*x[1:], *w, *out.shape[1:]))
+    if not target.cpu.startswith(ZEN) or len(taps) > 2 or unknown:
+        return f"{OTHERS}: a {wanted}"
+    along_rows, apart = constant(out.strides[-1]) == 1, any(constant(n) != 1 for n in steps)
+    if constant(groups) == made and channels == 1:
+        if wanted == "gradient of input":
+            return f"{OTHERS}: a {wanted}, places are {'x'.join(map(str, steps))} apart" if apart and dtype == f32 else ""
+        few = prod(taps) < MANY_TAPS and (constant(out.shape[-1]) or 0) < WIDE_ROWS
+        return f"{OTHERS}: a {wanted}, rows of {out.shape[-1]}" if along_rows and few else ""
+    plain = constant(groups) == prod(taps) == 1 and not apart and x[2:] == out.shape[2:]
+    if not plain or not _on_zen(target, dtype, w, out):
+        return f"{OTHERS}: a {wanted} of {made} channels of {channels}, {'x'.join(map(str, taps))} taps"
+    size = dtype.bytes * (made + channels) * prod(constant(n) or 1 for n in (x[0], *x[2:]))
+    if wanted == "gradient of weight" and (along_rows or (dtype == f32 and size > NEAR_BYTES)):
+        return f"{OTHERS}: a {wanted} of {size} bytes"
+    return ""
 
 
 def _depthwise_slower(out: TensorMeta, followed: bool) -> str:
@@ -120,6 +144,14 @@ def _direct_slower(
     if not single and prod(constant(n) or 0 for n in w) > WEIGHTS and prod(constant(n) or 0 for n in out.shape[2:]) > PLACES:
         return f"{OTHERS}: {'x'.join(map(str, w))} weights"
     return "" if followed else f"{OTHERS}: no pointwise op follows"
+
+
+def _on_zen(target: Target, dtype: DType, w: Sequence[Index], out: TensorMeta) -> bool:
+    """Whether a convolution of one tap is one of those that were measured to be faster on Zen 5, where oneDNN's of f32 take twice
+    the time, and those of bf16 at least the same where channels lie side by side, in pairs."""
+    made, channels = (constant(n) or 0 for n in w[:2])
+    lies = dtype == f32 or (constant(out.strides[-1]) != 1 and made % 2 == channels % 2 == 0)
+    return target.cpu.startswith(ZEN) and lies and min(made, channels) >= CHANNELS
 
 
 def _product_slower(dtype: DType, w: Sequence[Index], out: TensorMeta, followed: bool) -> str:
