@@ -5,8 +5,8 @@ models.  Results in ``benchmarks/results/convolution.md``.
 
 A shape is its two gradients, of the input and of weights, each a row of its own: what is timed is the call of
 ``aten.convolution_backward`` that asks for one.  A model is a step of training, forward and backward.  Operands lie channels last
-where the name says so, as lowc has them in training.  Sides and clocks are those of ``benchmarks.convolution``; the error is of the
-gradient against float64 (of a model: of all gradients together, in the norm).
+where the name says so, as lowc has them in training.  Sides and clocks are those of ``benchmarks.convolution``; errors are those
+of the gradient against float64 (of a model: of all gradients together, in the norm).
 """
 
 import argparse

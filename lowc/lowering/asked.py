@@ -25,7 +25,8 @@ class Asked(NamedTuple):
     "cpu"; "flex": scores by a function).
     ``convolution``: of a dtype, of an input and weights of two shapes, of what is made, by steps, in groups; told also whether
     pointwise ops follow, and what is wanted: "result"; "gradient of input", where the input is the gradient that is given and
-    the input's is made; "gradient of weight" and "gradient of bias", where what is made is the gradient that is given.
+    the input's is made (a transposed convolution is one); "gradient of weight" and "gradient of bias", where what is made is
+    the gradient that is given.
     Where nothing is given all are ATen's.
     """
 

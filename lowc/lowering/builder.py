@@ -89,7 +89,8 @@ class Builder:
     is in ATen) is a call of ATen, "" for a loop nest; see ``asked.Asked`` for what is wanted, and whose.
     ``default``: the type of floats that integers become.
     ``tf32``: products of f32 are of their factors as ``ir.tiles.tf32`` rounds them.
-    ``convolution``: likewise of (the input, weights, what is made, steps, groups, what is wanted).  ``node``: the name of the node at hand.
+    ``convolution``: likewise of (the input, weights, what is made, steps, groups, what is wanted).
+    ``node``: the name of the node at hand.
     """
 
     def __init__(

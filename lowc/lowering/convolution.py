@@ -6,6 +6,9 @@ for each of the sum:
       out[n, c, h, w] = s + bias
     } } } }
 
+Transposed ones, in which places a step apart see the same taps, are such a nest for each place of a step: those of step 1, and
+those of one channel in a group, which makes one.
+
 Others, in artifacts that run without ATen: a matrix product whose right factor is the input, seen through the kernel.
 
     for n, g { for o in O/G { for p in positions {
@@ -55,8 +58,9 @@ def convolution(
         raise NotLowered(f"a convolution of {input.dtype}{list(input.shape)} and {weight.dtype}{list(weight.shape)}")
     window = window_of(spatial, stride, padding, dilation)
     groups = ix(groups)
-    why = unfit(out, input, weight, window, groups, transposed)
-    if not why and not (why := b.convolution(input, weight, out, window[0], groups, "result")):
+    wanted = "gradient of input" if transposed else "result"
+    why = "a library's: it is transposed" if transposed and b.gpu else unfit(out, input, weight, window, groups, transposed)
+    if not why and not (why := b.convolution(input, weight, out, window[0], groups, wanted)):
         return by_places(b, out, input, weight, bias, window, groups, transposed)
     if not b.alone:
         raise NotLowered(why)

@@ -26,7 +26,6 @@ that none is of more than some hundred numbers.
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import Meta, TensorMeta
@@ -36,7 +35,7 @@ from lowc.ir.types import DType, accumulate_dtype
 from lowc.lowering.builder import Builder
 from lowc.lowering.convolution import Window, as_it_lies, as_product, both, by_places, unfit, window_of
 from lowc.lowering.scalars import cast, op
-from lowc.lowering.values import Coords, Value, loop_order, product, unravel, whole
+from lowc.lowering.values import Coords, Value, loop_order, product, unravel
 
 TARGET = "aten.convolution_backward.default"
 AT_ONCE = 25  # taps whose sums are formed at once, in registers; of more, those of one row
@@ -81,6 +80,7 @@ def convolution_backward(
             left[number] = why
         elif number == 0:
             fits = not unfit(meta, grad, weight, window, count, not transposed) or _single(meta, grad, weight, window, count)
+            fits = fits and not b.gpu
             made = by_places if fits else as_product
             results[0] = made(b, meta, grad, weight, None, window, count, not transposed)
         elif number == 1:
