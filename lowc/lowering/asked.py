@@ -38,11 +38,13 @@ class Asked(NamedTuple):
 
 class Decided(NamedTuple):
     """Of nodes by name, what measuring has decided and why: ``own`` are lowc's if lowc can do them, as ``asked`` says; ``left``
-    are ATen's.  All others are as the options say."""
+    are ATen's.  All others are as the options say.  ``schedules``: of those that are lowc's, which of their schedules is taken,
+    counted from 0, the best by the model."""
 
     asked: Asked = Asked()
     own: Mapping[str, str] = MappingProxyType({})
     left: Mapping[str, str] = MappingProxyType({})
+    schedules: Mapping[str, int] = MappingProxyType({})
 
 
 UNDECIDED = Decided()

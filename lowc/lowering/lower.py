@@ -4,6 +4,7 @@ An op that has no function, or whose function raises NotLowered, becomes a call 
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from inspect import signature
 from typing import Any, ParamSpec
 
@@ -131,7 +132,8 @@ def lower(
                 hint="return a .clone() of it",
             )
     outputs = tuple(_outside(builder, r) for r in results)
-    return Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
+    module = Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
+    return replace(module, schedules=tuple(decided.schedules.items())) if decided.schedules else module
 
 
 def _followed(graph: Graph) -> set[str]:

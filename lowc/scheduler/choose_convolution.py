@@ -178,7 +178,9 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
         work *= max(1, estimate(tap.extent))
     parallel = threads and target.cores > 1 and work // lanes >= PARALLEL_WORK
     kind = PARALLEL if parallel else Kind()
-    step = (_direct if found.depth else _depthwise)(found, lanes, target, kind)
+    if found.depth:
+        return tuple([(step,) for step in _direct(found, lanes, target, kind)])
+    step = _depthwise(found, lanes, target, kind)
     return () if step is None else ((step,),)
 
 
@@ -232,15 +234,15 @@ RESULT = 0.5  # and for one of the output
 START = 30.0  # and for a tile
 
 
-def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step | None:
-    """Rows, channels and tiles of the least cost, in cycles of a core that starts two multiply-adds in each."""
+def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> list[Step]:
+    """Rows and channels of the least cost for each tile, in cycles of a core that starts two multiply-adds; best first."""
     axes = [f.axis for f in found.outer]
     windows = {w.place: w for w in found.windows}
     along = results_along(found)
     used = free_atoms(found.data)
     channels = next((a for a in reversed(axes) if a not in used and a in free_atoms(found.weight)), None)
     if channels is None or len(found.depth) != 1 or (found.windows and along not in windows):
-        return None
+        return []
     down = next((a for a in axes if a in windows and a != along), None)
     extent, deep, made = (constant(a.extent) or 0 for a in (along, found.depth[0], channels))
     high = 1 if down is None else constant(down.extent) or 0
@@ -250,7 +252,7 @@ def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step 
     if across is not None:
         beside = ((constant(across.tap.extent) or 0) - 1) * across.gap // across.step
     cores = target.cores if kind == PARALLEL else 1
-    best: tuple[float, Direct] | None = None
+    best: dict[tuple[int, int], tuple[float, Direct]] = {}
     shares = [(rows, extent) for rows in _shares(high)] if across is not None else [(1, n) for n in _shares(extent)]
     for rows, wide in shares:
         seen, pitch = rows, wide + beside
@@ -275,15 +277,15 @@ def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step 
                 work += count * deep * taps * (WEIGHT if made % tall else NEAR if near else FAR)
                 blocks = batch * -(-high // rows) * -(-extent // wide) * split_
                 total = -(-blocks // cores) * work
-                if best is None or total < best[0]:
+                if (tall, vectors) not in best or total < best[tall, vectors][0]:
                     size = max(1, SLICE // taps)
                     slices = -(-deep // size)
                     step = Direct(
                         axes[0].name, along.name, wide, "" if down is None else down.name, rows, (channels.name, count),
                         (tall, vectors * lanes), -(-deep // slices), lanes, kind,
                     )  # fmt: skip
-                    best = total, step
-    return None if best is None else best[1]
+                    best[tall, vectors] = total, step
+    return [step for _, step in sorted(best.values(), key=lambda each: each[0])]
 
 
 def _shares(extent: int) -> list[int]:
