@@ -5,8 +5,8 @@ which of their schedules those of lowc's own get.
 
 The whole graph is compiled and timed on made inputs with the choice for one kind of nodes turned over, so that what is fused
 with a kernel of lowc's own counts.  Nodes of one kind (op, types, who uses them) are decided together, those that read most
-first, until the budget of seconds is spent; each decision stands on those before it.  Then kinds that are lowc's own are tried
-with the next schedules by the model, instead of the best.  The result is what the cache keeps: a
+first, until the budget of seconds is spent; each decision stands on those before it.  Then all are tried with the next schedules
+by the model, instead of the best.  The result is what the cache keeps: a
 graph that is found there is not measured again.
 
 Nothing is measured, and all is as in the default mode, where sizes are known only when called, where made inputs find no room
@@ -122,8 +122,8 @@ def _measured(graph: Graph, constants: Sequence[Any], options: Options) -> Decid
                     taken, best = _with(taken, kind, not kind.own, gain), other
                 elif gain:
                     taken = _with(taken, kind, kind.own, 1 / gain)
-            elif first not in spent and (first in taken.own or (kind.own and first not in taken.left)):
-                gain, other = measured(kind, _scheduled(taken, kind, number), f"schedule {number + 1} takes")
+            elif first not in spent:
+                gain, other = measured(kind, _scheduled(taken, kind, number), f"lowc's own by schedule {number + 1} takes")
                 if gain >= GAIN:
                     taken, best = _scheduled(taken, kind, number, gain), other
                 elif not gain:
@@ -144,11 +144,14 @@ def _with(taken: Decided, kind: Kind, own: bool, times: float = 0.0) -> Decided:
 
 
 def _scheduled(taken: Decided, kind: Kind, number: int, times: float = 0.0) -> Decided:
-    """``kind`` has the schedule of that number; ``times``: the graph's time with the one before over that with it."""
-    before = taken.schedules.get(kind.nodes[0], 0)
-    said = f"schedule {number + 1} by the model, with number {before + 1} it takes {times:.2f} times as long"
-    why = {n: f"{taken.own[n]}; {said}" if n in taken.own else f"measured: {said}" for n in kind.nodes}
-    return taken._replace(own={**taken.own, **why}, schedules={**taken.schedules, **dict.fromkeys(kind.nodes, number)})
+    """``kind`` is lowc's own, by the schedule of that number; ``times``: the graph's time without that over its time with it."""
+    first = kind.nodes[0]
+    before = "a library's" if first in taken.left else f"number {taken.schedules.get(first, 0) + 1}"
+    said = f"schedule {number + 1} by the model, with {before} the graph takes {times:.2f} times as long"
+    why = f"{taken.own[first]}; {said}" if first in taken.own else f"measured: {said}"
+    left = {node: reason for node, reason in taken.left.items() if node not in kind.nodes}
+    schedules = {**taken.schedules, **dict.fromkeys(kind.nodes, number)}
+    return Decided(taken.asked, {**taken.own, **dict.fromkeys(kind.nodes, why)}, left, schedules)
 
 
 # ---------------------------------------------------------------- what may be either
