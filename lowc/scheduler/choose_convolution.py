@@ -32,7 +32,7 @@ SHALLOW = 4  # channels of the input up to which steps do no harm
 GROWING, FLAT = 160, 64  # channels that products sum over at most, where results lie along rows, or along channels
 ZEN = "znver"  # how LLVM's names of AMD's processors begin; where gradients were measured, and those of one tap
 MANY_TAPS, WIDE_ROWS = 25, 28  # of one channel in a group, from which on gradients of weights along rows were faster
-NEAR_BYTES = 12 << 20  # of both factors, beyond which they are far away, and their copies too
+NEAR_BYTES = 20 << 20  # of both factors, beyond which they are far away, and their copies too
 WEIGHTS, PLACES = 1 << 20, 256  # of more weights than stay in the caches while images are read, and many places
 
 
