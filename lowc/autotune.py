@@ -124,6 +124,8 @@ def _measured(graph: Graph, constants: Sequence[Any], options: Options) -> Decid
                     taken = _with(taken, kind, kind.own, 1 / gain)
             elif first not in spent:
                 gain, other = measured(kind, _scheduled(taken, kind, number), f"lowc's own by schedule {number + 1} takes")
+                if gain >= GAIN:  # of several the fastest may be so by chance: it has to be so twice
+                    gain = min(gain, 1 / ratio(best, other, inputs))
                 if gain >= GAIN:
                     taken, best = _scheduled(taken, kind, number, gain), other
                 elif not gain:

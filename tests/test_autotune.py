@@ -68,17 +68,17 @@ def test_schedules_of_lowcs_own_are_tried(monkeypatch: pytest.MonkeyPatch, capsy
     x, w = torch.randn(300, 256).double(), torch.randn(256, 200).double()  # by ``auto`` these are ATen's everywhere
     report = compile_all(lambda x, w: (x @ w).relu(), (x, w), TUNED, backward=False)
     (graph,) = report.graphs
-    assert raced.calls == 3 and list(graph.decided.schedules.values()) == [2]
+    assert raced.calls == 4 and list(graph.decided.schedules.values()) == [2]  # what is faster is timed once more
     show(report)
     said = "the graph takes 2.00 times as long; schedule 3 by the model, with number 1 the graph takes 1.25 times as long"
     assert said in " ".join(capsys.readouterr().out.split())
     raced.calls = 0
     torch.testing.assert_close(compiled(lambda x, w: (x @ w).relu())(x, w), (x @ w).relu())
-    assert raced.calls == 3
+    assert raced.calls == 4
 
 
 def test_what_the_library_does_faster_than_the_first_schedule_is_tried_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    Raced(monkeypatch, 1.5, 0.8, 1.1)
+    Raced(monkeypatch, 1.5, 0.8, 0.8, 0.8, 1.0)  # schedule 3 only at first
     x, w = torch.randn(300, 256).double(), torch.randn(256, 200).double()
     (graph,) = compile_all(torch.mm, (x, w), TUNED, backward=False).graphs
     said = "measured: schedule 2 by the model, with a library's the graph takes 1.25 times as long"
