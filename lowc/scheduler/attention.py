@@ -13,7 +13,7 @@ are read nowhere else is the caller's to know: they are temps, or memory of the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lowc.ir.index import Axis, Index, Opaque, atoms, depends_on, ix, split
 from lowc.ir.nodes import (
@@ -118,6 +118,18 @@ def find(loop: Stmt) -> Attention | None:
         outer, rows, scored.axis, depth, mixing.axis, query, key, value, product, score, weights.buffer.dtype, shift.var,
         total.vars[0], mixed, mix, tuple(rest), (kept.buffer, weights.buffer), lets, of_key, of_value,
     )  # fmt: skip
+
+
+def of_queries(loop: For) -> Attention | None:
+    """The attention that ``loop`` is, with rows of queries alone; None if it is none, or data tells where keys are.
+
+    Those are the innermost loop.  Batches that have all the same keys, as of a cache in pages, could be rows of one query, but
+    masks leave out more for each.
+    """
+    found = find(loop)
+    if found is None or found.gathered:
+        return None
+    return found if found.rows is None or found.rows is found.outer[-1] else replace(found, rows=None)
 
 
 def seen(found: Attention) -> tuple[Index | None, Expr]:

@@ -81,7 +81,7 @@ class _Dots(Blocks):
         copy = Store(self.queries, (ix(r) * self.deep + d,), there.expr(self.found.query))
         again = self.axis("r", self.high)
         return (
-            *(Alloc(b) for b in (self.queries, self.scores, self.top, self.shrink)),
+            *(Alloc(b) for b in (self.queries, self.scores, self.top, self.shrink, self.near, self.far) if b is not None),
             *(zeroed(b) for b in (self.mixed, self.total)),
             For(r, (self.bound(For(d, (copy,))),)),
             For(again, (Store(self.top, (ix(again),), Const(-math.inf, self.dtype)),)),
@@ -122,7 +122,7 @@ class _Dots(Blocks):
         there = Substitution({**self.at, self.found.keys: start + j, along: ix(d)})
         body = renewed(there, lets, self.taken)
         store = Store(buffer, (ix(j) * along.extent + d,), there.expr(factor))
-        return (Alloc(buffer), For(j, (*body, self.bound(For(d, (store,))))))
+        return (For(j, (*body, self.bound(For(d, (store,))))),)
 
     def dots(self, start: Index, count: Index) -> tuple[Stmt, ...]:
         """Scores of whole tiles of keys, then of the keys that are left."""

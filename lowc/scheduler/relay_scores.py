@@ -116,15 +116,21 @@ class Scores:
         counted = self.counted(value)
         if counted is not None:
             return counted
-        capped = _of_cap(value)
+        capped = of_cap(value)
         if capped is not None:
-            return _slope_of_tanh(self.made(capped, False))
+            return slope_of_tanh(self.inverse(capped))
         times = _number(value)
         inside = added and (times is not None or value.name in ("add", "sub", "neg", "select"))
         args = tuple([self.made(a, inside) for a in value.args])
         if times is not None:
             return _times(args[0], times)
-        return _tanh(args[0]) if value.name == "tanh" and value.dtype == f32 and added else Op(value.name, args, value.dtype)
+        if value.name == "tanh" and value.dtype == f32 and added:
+            return tanh(_inverse(args[0]))
+        return Op(value.name, args, value.dtype)
+
+    def inverse(self, value: Expr) -> Expr:
+        """``1 / (1 + exp(2 * value))``, of which a hyperbolic tangent is made."""
+        return _inverse(self.made(value, False))
 
     def of_row(self, value: Expr) -> Expr:
         for one, var in self.known:
@@ -209,9 +215,9 @@ def _times(value: Expr, number: float) -> Expr:
     return Op("mul", (value, Const(number, f32)), f32)
 
 
-def _tanh(value: Expr) -> Expr:
+def tanh(inverse: Expr) -> Expr:
     """The hyperbolic tangent with an absolute error below 2**-20, by two instructions that approximate."""
-    return Op("fma", (_inverse(value), Const(-2.0, f32), Const(1.0, f32)), f32)
+    return Op("fma", (inverse, Const(-2.0, f32), Const(1.0, f32)), f32)
 
 
 def _inverse(value: Expr) -> Expr:
@@ -220,7 +226,7 @@ def _inverse(value: Expr) -> Expr:
     return Op("rcp", (Op("add", (power, Const(1.0, f32)), f32),), f32)
 
 
-def _of_cap(value: Op) -> Expr | None:
+def of_cap(value: Op) -> Expr | None:
     """The argument, if ``value`` is 1 less the square of a hyperbolic tangent."""
     if value.name != "sub" or value.dtype != f32 or not isinstance(value.args[0], Const) or value.args[0].value != 1:
         return None
@@ -231,7 +237,6 @@ def _of_cap(value: Op) -> Expr | None:
     return inner.args[0] if isinstance(inner, Op) and inner.name == "tanh" else None
 
 
-def _slope_of_tanh(value: Expr) -> Expr:
+def slope_of_tanh(inverse: Expr) -> Expr:
     """The derivative of the hyperbolic tangent, from what that is made of: as exact where it is small."""
-    inverse = _inverse(value)
     return Op("mul", (inverse, Op("fma", (inverse, Const(-4.0, f32), Const(4.0, f32)), f32)), f32)

@@ -23,16 +23,18 @@ from lowc.scheduler.attention import coordinates, is_constant, masked, masks, ro
 from lowc.scheduler.attention_gradient import Side
 from lowc.scheduler.contraction import folded
 from lowc.scheduler.relay import scaled
-from lowc.scheduler.relay_scores import of_tiles
+from lowc.scheduler.relay_scores import of_cap, of_tiles, slope_of_tanh, tanh
 
 GRADIENT = "gradient"  # of a masked score, in ``slope``
+CAP = "cap"  # what a capped product leaves behind for ``score`` and ``slope``
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Weights are ``exp(score * factor - lse)`` where ``since`` and ``until`` are positive, the former growing by 1 with each of
     the others, the latter shrinking, and where ``seen`` holds, one for all of a tile.  ``gradient`` is a weight times
-    (the second product - ``delta``).  ``lets``: coordinates that scores read by."""
+    (the second product - ``delta``).  ``lets``: coordinates that scores read by.  ``capped``: if it is not None, ``score`` and
+    ``slope`` are made of ``1 / (1 + exp(2 * capped))``, which is made of the first product, and not of that."""
 
     score: Expr
     factor: float
@@ -43,6 +45,7 @@ class Weights:
     lse: Expr
     delta: Expr
     slope: Expr | None
+    capped: Expr | None = None
 
     def of_others(self, near: Axis, other: Axis) -> list[Load]:
         """What scores and slopes load for each of the others, that no row tells, each once."""
@@ -115,7 +118,29 @@ def weights_of(side: Side, high: int, size: int) -> Weights:
     for condition in reversed(hidden):
         value = Op("select", (condition, value, Const(0.0, f32)), f32)
     there = tuple([Let(c.var, folded(free, c.value)) for c in lets])
-    return Weights(score, factor, there, bounds[0], bounds[1], seen, lse, delta, None if plain else value)
+    if plain:
+        return Weights(score, factor, there, bounds[0], bounds[1], seen, lse, delta, None)
+    capped, score, value = _capped(side.products[0].total, score, value)
+    return Weights(score, factor, there, bounds[0], bounds[1], seen, lse, delta, value, capped)
+
+
+def _capped(product: Var, score: Expr, slope: Expr) -> tuple[Expr | None, Expr, Expr]:
+    """(x, score and slope of a variable ``CAP``) if both know of ``product`` no more than ``tanh(x)``; (None, both) if not."""
+    caps = [p.args[0] for e in (score, slope) for p in parts(e) if isinstance(p, Op) and p.name == "tanh" and p.dtype == f32]
+    if not caps or any(not same(c, caps[0]) for c in caps):
+        return None, score, slope
+    inverse = Var(CAP, f32)
+
+    def node(part: Expr) -> Expr:
+        return tanh(inverse) if isinstance(part, Op) and part.name == "tanh" else part
+
+    def squares(part: Expr) -> Expr:
+        return slope_of_tanh(inverse) if isinstance(part, Op) and of_cap(part) is not None else part
+
+    made = [rewrite(rewrite(e, squares, {}), node, {}) for e in (score, slope)]
+    if any(isinstance(p, Var) and p.name == product.name for e in made for p in parts(e)):
+        return None, score, slope
+    return caps[0], made[0], made[1]
 
 
 def _derivative(side: Side, slope: Expr, weight: Expr) -> tuple[list[Expr], Expr, Expr]:

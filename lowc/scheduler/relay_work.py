@@ -5,7 +5,9 @@
 
 A thread has two rows, of keys, 8 apart, and two neighbours of each piece of 8 others.  Scores by functions are made as in the
 forward pass (``relay_scores``), with rows of keys in the place of those of queries.  Where a derivative makes slopes, which may
-need the first product as well, both are made in one loop: then both products are waited for.
+need the first product as well, both are made in one loop: then both products are waited for.  Caps come before that:
+
+    for t { … { scores[…] = 1 / (1 + exp(2 * (scores[…] * c))) } }            # of which the tanh and its derivative are made
 """
 
 import math
@@ -13,13 +15,13 @@ from collections.abc import Callable, Sequence
 
 from lowc.ir import tiles
 from lowc.ir.index import Index, ix, minimum, mod
-from lowc.ir.nodes import Buffer, Const, Expr, For, FromIndex, Kind, Load, Op, Stmt, Store
+from lowc.ir.nodes import Buffer, Const, Expr, For, FromIndex, Kind, Load, Op, Stmt, Store, Var
 from lowc.ir.types import bool_, f32, i32
 from lowc.ir.walk import Substitution
 from lowc.scheduler.relay_gradient import GradientTiles
 from lowc.scheduler.relay_scores import Place, Scores
 from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL
-from lowc.scheduler.relay_weights import GRADIENT, Weights
+from lowc.scheduler.relay_weights import CAP, GRADIENT, Weights
 
 LOG2E = math.log2(math.e)
 
@@ -38,6 +40,8 @@ class RelayWork:
         self.masked, self.tail, self.partial = masked, masked and tail, masked and partial
 
     def loops(self) -> list[Stmt]:
+        if self.values.capped is not None:
+            return [self.caps(self.values.capped), self.by_function()]
         if self.values.slope is not None:
             return [self.by_function()]
         return [self.plain() if self.values.plain else self.by_function(), self.slopes()]
@@ -106,6 +110,24 @@ class RelayWork:
         store = Store(self.sums[0], at, Op("ex2_normal", (value,), f32))
         return self.nest((*shared, For(h, (store,), UNROLL)), PAIR)
 
+    def scores(self, half: int, product: Var, loaded: Sequence[tuple[Expr, Var]]) -> Scores:
+        """Of the first or the second row of a thread, made of what is there instead of ``product``."""
+        here = self.tiles
+        row = here.at[here.rows] + tiles.row(ix(self.t), ix(half * 2))
+        place = Place(here.at, here.rows, here.other, row, self.start + self.column, self.within, self.partial)
+        return Scores(product, self.values.lets, place, here.taken, self.outside, loaded)
+
+    def caps(self, capped: Expr) -> For:
+        """What caps leave of products, in their place."""
+        self.begin()
+        body: list[Stmt] = []
+        for half in range(2):
+            at = self.place(ix(half))
+            scores = self.scores(half, self.tiles.side.products[0].total, ())
+            scores.of(capped, Load(self.sums[0], at), body)
+            body.append(Store(self.sums[0], at, scores.inverse(capped)))
+        return self.nest(body, UNROLL)
+
     def by_function(self) -> For:
         """Weights, and slopes if they are by a function as well."""
         self.begin()
@@ -115,9 +137,7 @@ class RelayWork:
         column = tiles.column(ix(self.t), ix(self.piece) * 4 + self.v)
         read = [(value, here.let("of_other", Load(buffer, (column,)), body)) for value, buffer in self.read]
         for half in range(2):
-            row = here.at[here.rows] + tiles.row(ix(self.t), ix(half * 2))
-            place = Place(here.at, here.rows, here.other, row, self.start + self.column, self.within, self.partial)
-            scores = Scores(here.side.products[0].total, found.lets, place, here.taken, self.outside, read)
+            scores = self.scores(half, here.side.products[0].total if found.capped is None else Var(CAP, f32), read)
             at, conditions = self.place(ix(half)), seen(ix(half))
             product = here.let("product", Load(self.sums[0], at), body)
             score = scores.of(found.score, product, body)

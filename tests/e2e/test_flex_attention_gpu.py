@@ -146,6 +146,17 @@ def test_lengths_that_calls_tell() -> None:
     assert off(result, exact) <= max(1.5 * off(function(*args), exact), 8e-3)
 
 
+def test_one_query() -> None:
+    """Of heads that share keys, one of which sees none; the logarithms of sums as well."""
+    function = attend("cpu", "alibi", "filled", 1, 300, return_lse=True, enable_gqa=True)
+    args = qkv(1, 300, 32, shared=2)
+    steps, (result, sums) = for_gpu(function, args)
+    assert [has_relay(s.kernel.body) for s in steps].count(True) == 1
+    exact, logarithms = function(*(a.double() for a in args))
+    assert off(result, exact) <= max(1.5 * off(function(*args)[0], exact), 8e-3)
+    torch.testing.assert_close(sums.double(), logarithms, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("dtype", "deep", "why"),
     [
@@ -183,9 +194,10 @@ def test_scores_and_masks(score: str, mask: str, deep: int) -> None:
 
 @pytest.mark.gpu
 @HERE
-def test_logarithms_and_heads_that_share_keys() -> None:
-    function = attend("cuda", "alibi", "late", 300, 430, return_lse=True, enable_gqa=True)
-    check(function, qkv(300, 430, 128, torch.float16, shared=2, device="cuda"))
+@pytest.mark.parametrize(("rows", "mask"), [(300, "late"), (1, "filled")])
+def test_logarithms_and_heads_that_share_keys(rows: int, mask: str) -> None:
+    function = attend("cuda", "alibi", mask, rows, 430, return_lse=True, enable_gqa=True)
+    check(function, qkv(rows, 430, 128, torch.float16, shared=2, device="cuda"))
 
 
 @pytest.mark.gpu

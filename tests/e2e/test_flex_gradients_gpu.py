@@ -168,8 +168,9 @@ def test_tiles_that_data_masks(backward: list[Any]) -> None:
 @pytest.mark.gpu
 @HERE
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_learned_bias() -> None:
-    """Gradients of what a function captures are torch's formula, all of them."""
+def test_a_learned_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of what a function captures are torch's, all of them."""
+    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False)  # which has none
     bias = torch.randn(4, device="cuda").requires_grad_()
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
