@@ -4,6 +4,7 @@ An op that has no function, or whose function raises NotLowered, becomes a call 
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from inspect import signature
 from typing import Any, ParamSpec
 
@@ -62,12 +63,13 @@ def lower(
         """``ask``, but for nodes that were measured to be ATen's."""
         return lambda *told, **named: decided.left.get(builder.node) or ask(*told, **named)
 
-    def whose(x: Value, y: Value) -> str:
+    def whose(x: Value, y: Value, loose: bool) -> str:
         options, library, *_ = asked()
         if alone or (options is not None and options.matmul == "own" and not gpu):
             return ""
         if gpu:
-            if x.dtype != y.dtype or (x.dtype.kind != "f" and x.dtype != i8):
+            eighths = {x.dtype.kind, y.dtype.kind} == {"x"}
+            if not eighths and (x.dtype != y.dtype or (x.dtype.kind != "f" and x.dtype != i8)):
                 return f"of {x.dtype} and {y.dtype}"
             if any(constant(s) == 0 for v in (x, y) for s in (v.strides or ())[-2:]):
                 return "a factor is expanded"
@@ -76,7 +78,7 @@ def lower(
             in_lines = copied_along(x) is not None and copied_along(y) is not None
             if library is None:
                 return "on a GPU"
-            return library(x.dtype, x.shape, y.shape, builder.followed, in_lines, along_depth(x, y), pieces(x, y))
+            return library(x.dtype, x.shape, y.shape, builder.followed, in_lines, along_depth(x, y), pieces(x, y), loose)
         made = all(y.buffer is not entry for entry in inputs)
         return "" if choose_product.own(x, y, options, target, made) else "lowc's own with option matmul='own'"
 
@@ -90,13 +92,13 @@ def lower(
         in_lines = all(lines_of(x) for x in (q, k, v))
         return attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted, other)
 
-    def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, groups: Index) -> str:
+    def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, groups: Index, wanted: str) -> str:
         if alone and not gpu and (target is None or target.kind == "x86"):
             return ""
         *_, convolution = asked()
         if convolution is None:
             return "a library's (lowc's own in artifacts)"
-        return convolution(x.dtype, x.shape, w.shape, out, steps, groups, builder.followed)
+        return convolution(x.dtype, x.shape, w.shape, out, steps, groups, builder.followed, wanted)
 
     inputs: list[Buffer | Symbol | None] = []
     engine = gpu and not alone and library is not None
@@ -131,7 +133,8 @@ def lower(
                 hint="return a .clone() of it",
             )
     outputs = tuple(_outside(builder, r) for r in results)
-    return Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
+    module = Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
+    return replace(module, schedules=tuple(decided.schedules.items())) if decided.schedules else module
 
 
 def _followed(graph: Graph) -> set[str]:

@@ -14,6 +14,7 @@ from lowc.lowering import (
     concat,
     convert,
     convolution,
+    convolution_backward,
     creation,
     distance,
     division,
@@ -30,6 +31,7 @@ from lowc.lowering import (
     random,
     reduce,
     running,
+    scaled_mm,
     scatter,
     scatter_reduce,
     search,
@@ -408,9 +410,12 @@ ASSERTS: dict[str, Callable[..., Any]] = {
 
 MATMUL: dict[str, Callable[..., Any]] = {
     "aten.convolution.default": convolution.convolution,
+    "aten.convolution_backward.default": convolution_backward.convolution_backward,
     "aten.mm.default": matmul.mm,
     "aten._int_mm.default": matmul.int_mm,
     "aten._weight_int8pack_mm.default": matmul.weight_int8pack_mm,
+    "aten._scaled_mm.default": scaled_mm.scaled_mm,
+    "aten._scaled_mm_v2.default": scaled_mm.scaled_mm_v2,
     "aten.addmm.default": matmul.addmm,
     "aten.bmm.default": matmul.bmm,
     "aten.baddbmm.default": matmul.baddbmm,
