@@ -181,12 +181,12 @@ def watched(done: Done) -> Iterator[None]:
 @contextmanager
 def forced(way: choose.Way, slices: int) -> Iterator[None]:
     """While it lasts, products are done that way."""
-    every, chosen = choose.WAYS, choose.slices
-    choose.WAYS, choose.slices = (way,), lambda found, target: slices
+    every, chosen = choose.ways_of, choose.slices
+    choose.ways_of, choose.slices = lambda size: (way,), lambda found, target: slices
     try:
         yield
     finally:
-        choose.WAYS, choose.slices = every, chosen
+        choose.ways_of, choose.slices = every, chosen
 
 
 def prepared(product: Product, matmul: str) -> Graph:
@@ -258,7 +258,7 @@ def near(size: choose.Size, processors: int) -> list[tuple[float, int, choose.Wa
 
 def ways(chosen: dict[str, Product], rounds: int) -> None:
     """Times and predictions of the plans that the model has near the best, for each product."""
-    fits = {way.name: Fit() for way in choose.WAYS}
+    fits = {way.name: Fit() for way in (*choose.WAYS, *choose.FINER)}
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     unit = 1024 / 1.755e6  # milliseconds of a span, at the clock of the data sheet
     for name, product in chosen.items():

@@ -2,10 +2,12 @@
 
 Two forms.  *Storage* is what memory holds: numpy's own type of the same width, bf16 as the bits in uint16.  *Values* are what
 is computed with: the same, except that f16 and bf16 are float32 arrays whose elements are representable in the narrow type.
+Values of float8 are their bits, which only ``convert`` reads.
 
 Computation is under ``np.errstate(all="ignore")`` of the caller: nothing traps, integers wrap.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lowc.ir.ops import FIRST_INDEX, MATHS, OPS, REDUCERS, identity
-from lowc.ir.types import DType, bool_
+from lowc.ir.types import DType, bool_, f32
 
 Array = Any
 """A numpy array or scalar (numpy's stubs tell neither shapes nor dtypes apart usefully here)."""
@@ -37,6 +39,40 @@ _STORAGE: dict[str, type[np.generic]] = {
     "f8e4m3": np.uint8,
     "f8e5m2": np.uint8,
 }
+
+
+def _of_bits(exponents: int, infinite: bool) -> Array:
+    """The 256 values of a float of 8 bits, by its bits; where none is infinite, only the last of a sign is NaN (OCP 8-bit
+    Floating Point Specification, 2023)."""
+    digits, bias = 7 - exponents, 2 ** (exponents - 1) - 1
+    sizes: list[float] = []
+    for bits in range(128):
+        exponent, fraction = bits >> digits, bits % 2**digits / 2**digits
+        sizes.append((1 + fraction) * 2.0 ** (exponent - bias) if exponent else fraction * 2.0 ** (1 - bias))
+    if infinite:
+        sizes[-(2**digits) :] = [math.inf] + [math.nan] * (2**digits - 1)
+    else:
+        sizes[-1] = math.nan
+    return np.array(sizes + [-s for s in sizes], np.float32)
+
+
+EIGHTHS = {"f8e4m3": _of_bits(4, False), "f8e5m2": _of_bits(5, True)}
+"""Values of float8 by their bits."""
+
+
+def _to_eighth(value: Array, dtype: DType) -> Array:
+    """The bits of f32 rounded to float8, to nearest even; what is too large becomes the largest, or infinite."""
+    table = EIGHTHS[dtype.name][:128].astype(np.float64)
+    finite = table[np.isfinite(table)]
+    if np.isinf(table).any():  # beyond the largest as if one more were finite
+        finite = np.append(finite, 2 * finite[-1] - finite[-2])
+    size = np.abs(value).astype(np.float64)
+    search: Callable[..., Array] = np.searchsorted
+    above = np.clip(search(finite, size), 1, len(finite) - 1)
+    below, above_it = size - finite[above - 1], finite[above] - size
+    bits = masked(above, (below > above_it) | ((below == above_it) & (above % 2 == 0)), above - 1)
+    bits = masked(0x7F, np.isnan(value), bits)
+    return (bits + masked(128, np.signbit(value), 0)).astype(np.uint8)
 
 
 def storage_dtype(dtype: DType) -> np.dtype[Any]:
@@ -96,6 +132,10 @@ def constant(value: bool | int | float, dtype: DType) -> Array:
 
 def convert(value: Array, source: DType, target: DType) -> Array:
     """cast: float → int truncates (out of range: whatever numpy gives on this machine), → bool is ``!= 0``."""
+    if source.kind == "x":
+        value, source = EIGHTHS[source.name][value], f32
+    if target.kind == "x":
+        return _to_eighth(np.asarray(value).astype(np.float32), target)
     if target == bool_:
         return value != 0
     if source.kind == "f" and target.kind in "iu":

@@ -218,8 +218,9 @@ OPS: dict[str, OpRow] = {
         OpRow("shl", 2, "iu", "same", _shift(np.left_shift, np.zeros_like), infix="<<"),
         OpRow("shr", 2, "iu", "same", _shift(np.right_shift, _sign), infix=">>"),
         # types: cast float → int truncates (out of range: the target's value), → bool is "!= 0"
-        OpRow("cast", 1, "biuf", "given", _identity),
-        OpRow("bitcast", 1, "iuf", "given", _identity),
+        # of float8, nothing but a cast to another type, which is exact for floats, and a bitcast
+        OpRow("cast", 1, "biufx", "given", _identity),
+        OpRow("bitcast", 1, "iufx", "given", _identity),
         OpRow("select", 3, "biuf", "select", np.where),
         # the same; the condition is seldom true, and a backend may branch around the second argument
         OpRow("rarely", 3, "biuf", "select", np.where),

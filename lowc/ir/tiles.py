@@ -18,28 +18,35 @@ With ``instr(mma)`` each warp multiplies by itself (``mma.sync``).  Threads may 
 
 Factors are f16 or bf16, widened, or f32 rounded to TF32 (8 bits of exponent, 10 of mantissa; to nearest, ties to even), which the
 engine does while it copies, and warps as they read.  Tiles of f32 lie along the depth, ``[rows, 32]``; no thread computes them.
-So do those of i8, ``[rows, 128]``, widened to i32, whose sums are exact (modulo 2**32): for warps alone.
+So do those of i8, ``[rows, 128]``, widened to i32, whose sums are exact (modulo 2**32): for warps alone.  And those of float8,
+``[rows, 128]``, each factor of either type, widened to f32: for ``wgmma`` alone, which drops bits of their sums below about 14
+that it keeps.  ``instr(wgmma_apart)`` means the same; it adds up each tile by itself, and its sums to the others in f32.  Float8
+rounded to TF32 is what it was: that says that bits may be dropped.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from lowc.ir.index import ZERO, Axis, Index, Opaque, Symbol, atoms, constant, floordiv, ix, mod, split
-from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Load, Op, Stmt, Store
-from lowc.ir.types import DType, f32, i8, i32
+from lowc.ir.boxes import Box, box_of
+from lowc.ir.index import Index, constant, floordiv, ix, mod
+from lowc.ir.nodes import Alloc, Buffer, Expr, For, Load, Op, Stmt, Store
+from lowc.ir.places import places_of
+from lowc.ir.types import DType, f8e4m3, f8e5m2, f32, i8, i32
 from lowc.ir.walk import statements
 
 COPY, TMA, ASYNC = "copy", "tma", "async"
-WGMMA, MMA = "wgmma", "mma"
+WGMMA, MMA, APART = "wgmma", "mma", "wgmma_apart"
+EIGHTHS = (f8e4m3, f8e5m2)
 FILLS = (COPY, TMA, ASYNC)
+KEYS = {f32: (TMA, ASYNC), i8: (ASYNC,), f8e4m3: (TMA,), f8e5m2: (TMA,)}
+"""Of what fills tiles of types that have not 16 bits."""
 WARP_ROWS = 16  # that a warp multiplies at a time
 LINE = 128  # bytes of a row of a tile, over which the hardware swizzles
 SPAN = 64  # elements of 16 bits in it
 STEP = 32  # bytes of the depth that an instruction multiplies
 GROUP = 128  # threads that multiply together, each group 64 rows
 GROUP_ROWS = 64
-BOX = 256  # the most elements along a dimension of a box
 
 
 def span(dtype: DType) -> int:
@@ -116,22 +123,6 @@ class Fill:
         return self.store.buffer
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Box:
-    """What the copying engine needs to know of a Fill whose value is a load: dimensions, innermost first.
-
-    ``offset`` in elements; ``sizes``: elements outside are 0; ``strides`` in elements, the first is 1; ``box``: how many along
-    each are copied at a time, from ``starts`` on, which may depend on loops around and on all of ``Fill.loops`` but two.
-    """
-
-    buffer: Buffer
-    offset: Index
-    sizes: tuple[Index, ...]
-    strides: tuple[Index, ...]
-    box: tuple[int, ...]
-    starts: tuple[Index, ...]
-
-
 def fill(stmt: Stmt) -> Fill | None:
     """The Fill that ``stmt`` is, or None."""
     found = copy_nest(stmt, FILLS)
@@ -141,7 +132,7 @@ def fill(stmt: Stmt) -> Fill | None:
     tile = inside.buffer
     if tile.space != "shared" or inside.index != tuple([ix(f.axis) for f in loops]):
         return None
-    keys = {f32: (TMA, ASYNC), i8: (ASYNC,)}.get(tile.dtype, FILLS if tile.dtype.bits == 16 else ())
+    keys = KEYS.get(tile.dtype, FILLS if tile.dtype.bits == 16 else ())
     if loops[0].kind.key not in keys:
         return None
     if tile.shape != tuple([f.axis.extent for f in loops]) or constant(tile.shape[-1]) != span(tile.dtype):
@@ -175,7 +166,7 @@ def is_dense(tile: Buffer) -> bool:
 
 
 def box(found: Fill) -> Box | None:
-    """The Box of ``found``; None if what it copies is none.
+    """The Box of ``found``; None if what it copies is none (``ir/boxes.py``, ``ir/places.py``).
 
     Every coordinate must be compared with its size in the mask (``start + axis < size``): that tells the dimensions apart.  The
     strides must be multiples of 16 bytes.
@@ -183,78 +174,8 @@ def box(found: Fill) -> Box | None:
     value = found.store.value
     if not isinstance(value, Load) or value.buffer.space != "global":
         return None
-    return box_of(found.loops, value.buffer, value.index[0], value.mask)
-
-
-def box_of(loops: Sequence[For], buffer: Buffer, place: Index, mask: Expr | None) -> Box | None:
-    """The Box that ``loops`` over a tile walk through ``buffer`` in, at ``place`` where ``mask`` holds."""
-    if len(loops) < 2:
-        return None
-    inner, outer = loops[-1].axis, loops[-2].axis
-    compared = dimensions(mask)
-    first = next((d for d in compared if constant(split(d[0], inner)[0]) == 1), None)
-    second = next((d for d in compared if constant(split(d[0], outer)[0]) == 1), None)
-    if first is None or second is None or first is second or (constant(outer.extent) or BOX + 1) > BOX:
-        return None
-    ordered = [first, second, *(d for d in compared if d is not first and d is not second)]
-    rest = place
-    sizes: list[Index] = []
-    strides: list[Index] = []
-    starts: list[Index] = []
-    for number, (coordinate, size) in enumerate(ordered):
-        marker = (inner, outer)[number] if number < 2 else _marker(coordinate)
-        if marker is None or (number > 1 and _depends(coordinate, (inner, outer))):
-            return None
-        stride = split(rest, marker)[0]
-        rest = rest - coordinate * stride
-        if number > 1 and stride == ZERO:
-            continue  # the same for all of them
-        sizes.append(size)
-        strides.append(stride)
-        starts.append(coordinate - marker if number < 2 else coordinate)
-    per_line = 16 // buffer.dtype.bytes
-    if constant(strides[0]) != 1 or len(sizes) > 5 or any(not _is_multiple(s, per_line) for s in (rest, *strides[1:])):
-        return None
-    if (constant(rest) or 0) < 0 or any((n := constant(s)) is not None and n < 1 for s in strides):
-        return None  # rows in reverse, or one row for all
-    if _depends(starts[0], (outer,)) or _depends(starts[1], (inner,)):
-        return None
-    if any(not isinstance(a, Symbol) for i in (rest, *sizes, *strides) for a in atoms(i) if isinstance(a, Axis | Opaque)):
-        return None
-    small = (constant(inner.extent) or 0, constant(outer.extent) or 0, *([1] * (len(sizes) - 2)))
-    return Box(buffer, rest, tuple(sizes), tuple(strides), small, tuple(starts))
-
-
-def dimensions(mask: Expr | None) -> list[tuple[Index, Index]]:
-    """(coordinate, size) for each comparison in a conjunction of them; none if it is anything else."""
-    found: list[tuple[Index, Index]] = []
-    pending = [] if mask is None else [mask]
-    while pending:
-        part = pending.pop()
-        if not isinstance(part, Op) or part.name not in ("and", "lt"):
-            return []
-        if part.name == "and":
-            pending += part.args
-            continue
-        low, high = part.args
-        if not isinstance(low, FromIndex) or not isinstance(high, FromIndex | Const):
-            return []
-        found.append((low.index, high.index if isinstance(high, FromIndex) else ix(int(high.value))))
-    return found
-
-
-def _marker(coordinate: Index) -> Axis | Opaque | None:
-    """The atom by whose share of an address a coordinate's stride is known."""
-    found = [a for m, c in coordinate.terms if len(m) == 1 and c == 1 for a in m if isinstance(a, Axis | Opaque)]
-    return found[0] if found else None
-
-
-def _depends(index: Index, axes: Sequence[Axis]) -> bool:
-    return any(a in axes for a in atoms(index))
-
-
-def _is_multiple(index: Index, number: int) -> bool:
-    return all(c % number == 0 for _, c in index.terms)
+    what = found.loops, value.buffer, value.index[0], value.mask
+    return box_of(*what) or places_of(*what)
 
 
 # ---------------------------------------------------------------- products
@@ -267,7 +188,8 @@ class TileProduct:
     ``deep``: whether the left and the right tile lie along a depth of several rows, ``[depth / 64, rows, 64]``.  ``split``: each
     group of threads has all 64 rows and a share of the columns, instead of rows of its own.
 
-    ``key``: what multiplies, ``WGMMA`` or ``MMA``.  ``shares``: of the columns, among parts of the threads (``MMA``)."""
+    ``key``: what multiplies, ``WGMMA``, ``APART`` or ``MMA``.  ``shares``: of the columns, among parts of the threads
+    (``MMA``)."""
 
     loop: For
     sums: Buffer
@@ -306,8 +228,11 @@ def tile_product(loop: Stmt, keys: Collection[str] = (WGMMA,)) -> TileProduct | 
     value = inside.value
     if not isinstance(value, Op) or value.name != "product" or value.dtype not in ((f32, i32) if key == MMA else (f32,)):
         return None
-    left, right = (narrow_load(a) or _single_load(a) or _whole_load(a) for a in value.args)
-    if left is None or right is None or left.dtype != right.dtype or inside.index != (ix(threads), ix(numbers)):
+    left, right = (narrow_load(a) or _eighth_load(a) or _single_load(a) or _whole_load(a) for a in value.args)
+    if left is None or right is None or inside.index != (ix(threads), ix(numbers)):
+        return None
+    eighths = left.dtype in EIGHTHS and right.dtype in EIGHTHS
+    if not eighths and (left.dtype != right.dtype or key == APART) or eighths and key == MMA:
         return None
     sizes = [constant(i) for i in (threads.extent, numbers.extent, depths.extent)]
     count, each, depth = [n or 0 for n in sizes]
@@ -336,7 +261,7 @@ def tile_product(loop: Stmt, keys: Collection[str] = (WGMMA,)) -> TileProduct | 
         row_, column_ = row_of_many(t, r, columns // 2, high), column_of_many(t, r, columns // 2, high)
         if _is_at(left, row_, k, depth, left_deep) and _is_at(right, column_, k, depth, right_deep):
             deep = left_deep, right_deep
-            return TileProduct(nest[0], inside.buffer, left.buffer, right.buffer, count, rows, columns, depth, deep)
+            return TileProduct(nest[0], inside.buffer, left.buffer, right.buffer, count, rows, columns, depth, deep, key=key)
     rows, columns = _across(left.buffer, False), _across(right.buffer, False)
     if rows == GROUP_ROWS and columns == 2 * each * (count // GROUP):
         mine = row(mod(t, ix(GROUP)), r), column(t, r) + floordiv(t, ix(GROUP)) * (2 * each)
@@ -368,6 +293,19 @@ def narrow_load(factor: Expr, space: str = "shared") -> Load | None:
     load = factor.args[0]
     narrow = load.dtype.kind == "f" and load.dtype.bits == 16
     return load if narrow and load.mask is None and load.buffer.space == space else None
+
+
+def of_eighth(factor: Expr) -> Expr | None:
+    """The value of float8 that ``factor`` is in f32; None for anything else."""
+    wide = of_tf32(factor) or factor
+    narrow = wide.args[0] if isinstance(wide, Op) and wide.name == "cast" and wide.dtype == f32 else None
+    return narrow if narrow is not None and narrow.dtype in EIGHTHS else None
+
+
+def _eighth_load(factor: Expr) -> Load | None:
+    """The load of float8 from a tile that ``factor`` is the widening of."""
+    load = of_eighth(factor)
+    return load if isinstance(load, Load) and load.mask is None and load.buffer.space == "shared" else None
 
 
 def _single_load(factor: Expr) -> Load | None:
@@ -416,7 +354,7 @@ def pipeline(loop: For) -> Pipeline | None:
     if len(loop.body) != 2 * len(tiles) + 1:
         return None
     fills = [fill(s) for s in loop.body[len(tiles) : -1]]
-    product = tile_product(loop.body[-1], (WGMMA, MMA))
+    product = tile_product(loop.body[-1], (WGMMA, APART, MMA))
     if product is None or any(product.deep) or product.split or {id(product.left), id(product.right)} != {id(t) for t in tiles}:
         return None
     found = tuple([f for f in fills if f is not None])

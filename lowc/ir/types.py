@@ -1,7 +1,8 @@
 """Scalar types: what a buffer element or an expression may be.
 
 ``kind`` is one of ``b`` (bool), ``i`` (signed), ``u`` (unsigned), ``f`` (IEEE or bfloat), ``c`` (complex) and ``x``
-(stored only, e.g. float8).  lowc computes in kinds b, i, u and f; values of kinds c and x only pass through to ATen.
+(float8).  lowc computes in kinds b, i, u and f; values of kinds c and x pass through to ATen, but that those of kind x can be
+converted to floats, as factors of products are.
 """
 
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ DTYPES: dict[str, DType] = {
 
 
 def is_computable(dtype: DType) -> bool:
-    """Whether lowc has arithmetic for ``dtype`` (complex and float8 are only passed on to ATen)."""
+    """Whether lowc has arithmetic for ``dtype`` (complex and float8 are passed on to ATen)."""
     return dtype.kind in "biuf"
 
 

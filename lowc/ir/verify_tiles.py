@@ -19,7 +19,7 @@ from lowc.ir.outlets import Outlet, outlet, outlets
 from lowc.ir.outlets import box as drained
 from lowc.ir.pieces import is_async
 from lowc.ir.relays import QUAD, SPREAD, Relay, block_body, has_relay, quad, relay
-from lowc.ir.tiles import ASYNC, FILLS, MMA, TMA, WGMMA, Pipeline, box, pipeline, pipelines
+from lowc.ir.tiles import APART, ASYNC, FILLS, MMA, TMA, WGMMA, Pipeline, box, pipeline, pipelines
 from lowc.ir.walk import exprs, parts, statements
 
 Broken = tuple[Stmt | Kernel, str] | None
@@ -34,7 +34,7 @@ def broken(kernel: Kernel) -> Broken:
         inside.update(id(f.loops[0]) for f in found_relay.residents)
     for stmt in statements(kernel.body):
         if isinstance(stmt, For) and stmt.kind.name == "instr":
-            if stmt.kind.key not in (*FILLS, WGMMA, MMA, QUAD, SPREAD):
+            if stmt.kind.key not in (*FILLS, WGMMA, APART, MMA, QUAD, SPREAD):
                 return stmt, f"a GPU has no instruction {stmt.kind.key}"
             if id(stmt) not in inside and stmt.kind.key != QUAD:
                 return stmt, f"instr({stmt.kind.key}) outside a pipeline"

@@ -164,7 +164,7 @@ def _op(s: State, op: Op) -> None:
         s.fail(f"{error}: {print_expr(op, 80)}")
     if dtype != op.dtype:
         s.fail(f"{op.name} of these arguments is {dtype}, not {op.dtype}: {print_expr(op, 80)}")
-    if op.name == "bitcast" and args[0].bits != dtype.bits or op.name == "cast" and dtype.kind not in "biuf":
+    if op.name == "bitcast" and args[0].bits != dtype.bits or op.name == "cast" and dtype.kind not in "biufx":
         s.fail(f"no {op.name} from {args[0]} to {dtype}")
     if op.name == "check_index" and (args[1] != args[0] or args[2] != bool_):
         s.fail(f"check_index takes (T, T, bool), got {', '.join(map(str, args))}")

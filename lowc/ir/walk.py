@@ -26,6 +26,7 @@ from lowc.ir.nodes import (
     Var,
 )
 from lowc.ir.ops import CHECKS
+from lowc.ir.types import u8
 
 # ---------------------------------------------------------------- expressions
 
@@ -352,6 +353,8 @@ def with_mask(expr: Expr, mask: Expr, memo: dict[int, Expr]) -> Expr:
 
 def zero_outside(value: Expr, mask: Expr) -> Expr:
     """``value`` where ``mask`` holds, else 0: what a masked load of it is."""
+    if value.dtype.kind == "x":  # there are no constants of float8
+        return Op("bitcast", (zero_outside(Op("bitcast", (value,), u8), mask),), value.dtype)
     zero = Const(False if value.dtype.kind == "b" else 0.0 if value.dtype.kind == "f" else 0, value.dtype)
     return Op("select", (mask, value, zero), value.dtype)
 

@@ -9,7 +9,7 @@ from lowc.ir.index import Index
 from lowc.ir.types import DType
 from lowc.options import Options
 
-Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool, bool, int], str]
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool, bool, int, bool], str]
 Attends = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str, str], str]
 Convolves = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool, str], str]
 

@@ -64,7 +64,7 @@ class Nest:
     names: dict[str, int] = field(default_factory=dict)
 
 
-Library = Callable[[Value, Value], str]
+Library = Callable[[Value, Value, bool], str]
 Attends = Callable[[Value, Value, Value, Value | None, bool, str, str], str]
 Convolves = Callable[[Value, Value, TensorMeta, Coords, Index, str], str]
 
@@ -82,7 +82,8 @@ class Builder:
     ``deterministic``: what ``Graph.deterministic`` says.  ``atomic``: reducing stores happen in any order, as on a GPU; else in
     that of the loops.
 
-    ``library``: why the product of two values is a call of ATen, "" for one that is to be a loop nest.  ``followed``: whether
+    ``library``: why the product of two values is a call of ATen, "" for one that is to be a loop nest; told as well whether its
+    sums may be of fewer bits than f32 has.  ``followed``: whether
     pointwise ops follow the node at hand.  ``alone``: nothing can be left to ATen, so that convolutions are loop nests as well.
 
     ``attention``: why attention of (queries, keys, values, a bias or None, whether it is causal, what is wanted, whose the op
@@ -111,7 +112,7 @@ class Builder:
         self.choose_parts = choose_parts
         self.deterministic = deterministic
         self.atomic = atomic
-        self.library = library or (lambda _x, _y: "")
+        self.library = library or (lambda *_: "")
         self.attention = attention or (lambda *_: "")
         self.convolution = convolution or (lambda *_: "")
         self.alone = alone
@@ -326,9 +327,9 @@ class Builder:
         self._note(index)
         return index_value(index, dtype)
 
-    def load(self, value: Value, coords: Coords, mask: Expr | None = None) -> Expr:
-        """The element of ``value`` at ``coords``; 0 where ``mask`` is false."""
-        check_loadable(value)
+    def load(self, value: Value, coords: Coords, mask: Expr | None = None, kinds: str = "biuf") -> Expr:
+        """The element of ``value``, of one of ``kinds``, at ``coords``; 0 where ``mask`` is false."""
+        check_loadable(value, kinds)
         assert value.coords is not None and len(coords) == len(value.shape), (value.shape, coords)
         buffer = self._touch(value.buffer)
         where = value.coords(coords)
@@ -416,7 +417,7 @@ class Builder:
 
         Raises NotLowered for a reduction of floats whose order is open, if the graph is deterministic.
         """
-        check_loadable(out)
+        check_loadable(out, "biufx")
         # Sums round; even extremes depend on the order where zeros of both signs meet.
         if reducer and self.atomic and self.deterministic and out.dtype.kind == "f":
             raise NotLowered("deterministic algorithms are asked for, and atomic float operations come in any order")

@@ -13,9 +13,14 @@ from lowc.lowering.views import expanded
 
 def convert(b: Builder, out: TensorMeta, self: Value, *_: object, **__: object) -> Value:
     """A copy in the dtype and strides of ``out``."""
-    if not (is_computable(self.dtype) and is_computable(out.dtype)):
+    eighths = "x" in (self.dtype.kind, out.dtype.kind)
+    if not (is_computable(self.dtype) or self.dtype.kind == "x") or not (is_computable(out.dtype) or out.dtype.kind == "x"):
         raise NotLowered(f"conversion of {self.dtype} to {out.dtype}")
-    return b.map(out, lambda c: cast(b.load(self, c), out.dtype))
+    if eighths and {self.dtype.kind, out.dtype.kind} != {"x", "f"}:
+        raise NotLowered(f"conversion of {self.dtype} to {out.dtype}")
+    target = b.temp(out.dtype, out.shape, out.strides)
+    b.fill(target, lambda c: cast(b.load(self, c, kinds="biufx"), out.dtype))
+    return target
 
 
 def to_copy(b: Builder, out: TensorMeta, self: Value, **_: object) -> Value:

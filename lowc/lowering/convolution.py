@@ -33,6 +33,7 @@ from lowc.ir.types import accumulate_dtype
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, const, op
 from lowc.lowering.values import Coords, Value, loop_order, product, remap, reshape_coords, unravel
+from lowc.lowering.views import permuted
 
 UNROLLED = 49  # taps of which the sum is one expression, on a GPU
 SPAN = 64  # of the input, along a dimension, and taps; lowc's own for more is not worth it
@@ -59,7 +60,8 @@ def convolution(
     window = window_of(spatial, stride, padding, dilation)
     groups = ix(groups)
     wanted = "gradient of input" if transposed else "result"
-    why = "a library's: it is transposed" if transposed and b.gpu else unfit(out, input, weight, window, groups, transposed)
+    why = "a library's: it is transposed" if transposed and b.gpu else ""
+    why = why or unfit(out, input, weight, window, groups, transposed, b.gpu)
     if not why and not (why := b.convolution(input, weight, out, window[0], groups, wanted)):
         return by_places(b, out, input, weight, bias, window, groups, transposed)
     if not b.alone:
@@ -152,7 +154,9 @@ def _meet(step: int, taps: int, gap: int, pad: int, places: int) -> bool:
     return places > 1 and (pad > 0 or (step // common < taps and gap // common < places))
 
 
-def unfit(out: TensorMeta, input: Value, weight: Value, window: Window, groups: Index, transposed: bool) -> str:
+def unfit(
+    out: TensorMeta, input: Value, weight: Value, window: Window, groups: Index, transposed: bool, gpu: bool = False
+) -> str:
     """Why no schedule would find its form in a convolution, "" if one does: all sizes but the number of images must be known."""
     if transposed:
         if any(constant(n) != 1 for n in window[0]) and not (constant(weight.shape[1]) == 1 and groups == input.shape[1]):
@@ -170,13 +174,20 @@ def unfit(out: TensorMeta, input: Value, weight: Value, window: Window, groups: 
         return "a library's: it is of no elements"
     taps = [constant(n) or 0 for n in weight.shape[2:]]
     spans = [(tap - 1) * gap + 1 for tap, gap in zip(taps, gaps, strict=True)]
+    lies = [constant(s) for s in out.strides]
+    across = lies[-1] == 1
+    if gpu and count == 1 and lies[1] == 1 and channels > 1 and made > 1:  # a product of what a window sees, on tensor cores
+        if len(taps) > 3 or max(spans) > SPAN:
+            return f"a library's: its {'x'.join(map(str, taps))} taps span {'x'.join(map(str, spans))} elements"
+        if any(tap > 1 and constant(n) == 1 for tap, n in zip(taps, out.shape[2:], strict=True)):
+            return "a library's: there is one place along a dimension of several taps"
+        beside = input.strides is not None and constant(input.strides[1]) == 1
+        return "" if beside else "a library's: the input's channels do not lie side by side"
     if len(taps) > 2 or max(spans) > SPAN or prod(taps) > SPAN:
         return f"a library's: its {'x'.join(map(str, taps))} taps span {'x'.join(map(str, spans))} elements"
     places = [constant(n) or 0 for n in out.shape[2:]]
     if any(not _meet(*numbers) for numbers in zip(steps, taps, gaps, pads, places, strict=True)):
         return "a library's: no two places see the same element"
-    lies = [constant(s) for s in out.strides]
-    across = lies[-1] == 1
     if not across and lies[1] != 1:
         return "a library's: results are contiguous along no channel and no row"
     if count == 1 and prod(taps) == 1:
@@ -209,6 +220,10 @@ def by_places(
     if not transposed:
         steps, pads, gaps = window
         extents = [constant(n) or 0 for n in weight.shape[2:]]
+        if b.gpu and constant(groups) == 1:
+            weight = _channels_beside(b, weight)
+        elif b.gpu and constant(out.strides[-1]) != 1 and prod(extents) <= UNROLLED:
+            weight = _taps_apart(b, weight)
         seen = [Seen(step, -pad, gap, tuple(range(n))) for step, pad, gap, n in zip(steps, pads, gaps, extents, strict=True)]
         strips = [Strip(ix(0), ix(1), extent) for extent in out.shape[2:]]
         _places(b, target, input, weight, bias, groups, False, strips, seen)
@@ -295,6 +310,28 @@ def _places(
             value = op("add", value, cast(b.load(bias, (place[1],)), total))
         where = [s.first + place[2 + d] * s.step for d, s in enumerate(strips)]
         b.store(target, (place[0], place[1], *where), value)
+
+
+def _channels_beside(b: Builder, weight: Value) -> Value:
+    """``weight``, or a copy whose channels are neighbours."""
+    rank = len(weight.shape)
+    taps = product(weight.shape[2:])
+    if constant(taps) == 1 or (weight.strides is not None and constant(weight.strides[1]) == 1):
+        return weight
+    copied = b.temp(weight.dtype, (weight.shape[0], *weight.shape[2:], weight.shape[1]), name="weight")
+    source = permuted(weight, [0, *range(2, rank), 1])
+    b.fill(copied, lambda c: b.load(source, c))
+    return permuted(copied, [0, rank - 1, *range(1, rank - 1)])
+
+
+def _taps_apart(b: Builder, weight: Value) -> Value:
+    """A copy of ``weight``, of one channel in each group, in which those of one tap are neighbours, as the channels are that a
+    thread reads of a place."""
+    rank = len(weight.shape)
+    copied = b.temp(weight.dtype, (*weight.shape[2:], weight.shape[0], weight.shape[1]), name="weight")
+    source = permuted(weight, [*range(2, rank), 0, 1])
+    b.fill(copied, lambda c: b.load(source, c))
+    return permuted(copied, [rank - 2, rank - 1, *range(rank - 2)])
 
 
 def both(a: Expr | None, b: Expr | None) -> Expr | None:

@@ -63,12 +63,13 @@ def lower(
         """``ask``, but for nodes that were measured to be ATen's."""
         return lambda *told, **named: decided.left.get(builder.node) or ask(*told, **named)
 
-    def whose(x: Value, y: Value) -> str:
+    def whose(x: Value, y: Value, loose: bool) -> str:
         options, library, *_ = asked()
         if alone or (options is not None and options.matmul == "own" and not gpu):
             return ""
         if gpu:
-            if x.dtype != y.dtype or (x.dtype.kind != "f" and x.dtype != i8):
+            eighths = {x.dtype.kind, y.dtype.kind} == {"x"}
+            if not eighths and (x.dtype != y.dtype or (x.dtype.kind != "f" and x.dtype != i8)):
                 return f"of {x.dtype} and {y.dtype}"
             if any(constant(s) == 0 for v in (x, y) for s in (v.strides or ())[-2:]):
                 return "a factor is expanded"
@@ -77,7 +78,7 @@ def lower(
             in_lines = copied_along(x) is not None and copied_along(y) is not None
             if library is None:
                 return "on a GPU"
-            return library(x.dtype, x.shape, y.shape, builder.followed, in_lines, along_depth(x, y), pieces(x, y))
+            return library(x.dtype, x.shape, y.shape, builder.followed, in_lines, along_depth(x, y), pieces(x, y), loose)
         made = all(y.buffer is not entry for entry in inputs)
         return "" if choose_product.own(x, y, options, target, made) else "lowc's own with option matmul='own'"
 

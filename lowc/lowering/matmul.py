@@ -98,7 +98,7 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
     integers = kinds <= {"i", "u"}
     if not widened and (x.dtype != y.dtype or not (integers or kinds == {"f"})):
         raise NotLowered(f"a matrix product of {x.dtype} and {y.dtype}")
-    if why := b.library(x, y):
+    if why := b.library(x, y, False):
         raise NotLowered(f"a library's ({why})")
     if b.engine and x.dtype.bytes == 2 and min(len(x.shape), len(y.shape)) > 1:
         x, y = _in_lines(b, x, y.shape[-1]), _in_lines(b, y, x.shape[-2])
@@ -106,6 +106,15 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
     if integers:
         total = out.dtype if out.dtype.bits >= 32 else i32
     factor = tiles.tf32 if b.tf32 and x.dtype == f32 else lambda value: cast(value, total)
+    result = epilogue if not integers else lambda s, place: cast(epilogue(s, place), out.dtype)
+    return summed(b, out, x, y, total, factor, result)
+
+
+def summed(
+    b: Builder, out: TensorMeta, x: Value, y: Value, total: DType, factor: Callable[[Expr], Expr], epilogue: Epilogue
+) -> Value:
+    """The kernel: ``epilogue`` of sums in ``total`` of products of ``factor`` of elements; those of ``y`` are converted to the
+    type of ``x`` first, but for float8."""
     batch = len(x.shape) - 2 if len(y.shape) > 2 else 0
     own = len(x.shape) - 1
     target = b.result(out)
@@ -113,10 +122,11 @@ def _product(b: Builder, out: TensorMeta, x: Value, y: Value, epilogue: Epilogue
         place = tuple(coords)
         acc = b.acc("add", total)
         with b.loop(x.shape[-1], "k") as k:
-            left = b.load(x, (*place[:own], k))
-            right = cast(b.load(y, (*place[:batch], k, *place[own:])), x.dtype)
+            left = b.load(x, (*place[:own], k), kinds="biufx")
+            right = b.load(y, (*place[:batch], k, *place[own:]), kinds="biufx")
+            right = right if right.dtype.kind == "x" else cast(right, x.dtype)
             b.update(acc, "add", op("product", factor(left), factor(right)))
-        b.store(target, place, cast(epilogue(acc[0], place), out.dtype) if integers else epilogue(acc[0], place))
+        b.store(target, place, epilogue(acc[0], place))
     return target
 
 

@@ -36,7 +36,7 @@ def cast(value: Expr, dtype: DType) -> Expr:
     """``value`` converted to ``dtype``; itself if it has it."""
     if value.dtype == dtype:
         return value
-    if isinstance(value, Const) and (dtype.kind != "f" or dtype.bits >= 32) and value.dtype.kind in "biu":
+    if isinstance(value, Const) and dtype.kind != "x" and (dtype.kind != "f" or dtype.bits >= 32) and value.dtype.kind in "biu":
         return const(value.value, dtype)
     return Op("cast", (value,), dtype)
 

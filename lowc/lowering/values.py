@@ -224,8 +224,8 @@ def dense_coords(buffer: Buffer, strides: Coords, offset: Index, shape: Coords) 
     return mapping
 
 
-def check_loadable(value: Value) -> None:
-    """Raises NotLowered if no kernel can read ``value`` by coordinates."""
+def check_loadable(value: Value, kinds: str = "biuf") -> None:
+    """Raises NotLowered if no kernel can read ``value`` by coordinates, as one of ``kinds``."""
     if value.coords is None:
         raise NotLowered("reads a window that has no coordinates in its buffer")
     stored = value.buffer.dtype
@@ -233,5 +233,5 @@ def check_loadable(value: Value) -> None:
         value.dtype.bits != stored.bits or not {value.dtype.kind, stored.kind} <= set("iuf")
     ):
         raise NotLowered(f"reads {value.buffer.dtype} memory as {value.dtype}")
-    if value.dtype.kind not in "biuf":
+    if value.dtype.kind not in kinds:
         raise NotLowered(f"lowc does not compute in {value.dtype}")

@@ -49,7 +49,7 @@ def library(target: Target, options: Options) -> Whose:
         if options.convolution == "library":
             return "option convolution='library'"
         if target.kind != "x86":
-            return _on_a_gpu(target, options, dtype, x, w, out, followed)
+            return _on_a_gpu(target, options, dtype, x, w, out, steps, followed)
         if options.convolution == "own":
             return ""
         if options.numerics == "strict":
@@ -68,8 +68,9 @@ def library(target: Target, options: Options) -> Whose:
 
 
 def _on_a_gpu(
-    target: Target, options: Options, dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta, followed: bool
-) -> str:
+    target: Target, options: Options, dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta,
+    steps: Sequence[Index], followed: bool,
+) -> str:  # fmt: skip
     """Why a convolution on a GPU is ATen's.
 
     Lowc's own are those of one channel in a group, and products of matrices (one tap), on tensor cores, where channels lie side
@@ -79,13 +80,13 @@ def _on_a_gpu(
     own = options.convolution == "own"
     made, channels, *taps = (constant(n) or 0 for n in w)
     if channels != 1:
-        if prod(taps) != 1:
-            return "a library's: lowc has none of many channels and taps for GPUs"
         if "wgmma" not in target.ops or dtype.bytes != 2:
             return f"a library's: a product of {dtype}"
         if constant(out.strides[1]) != 1 or made % LINE or channels % LINE:
             return "a library's: channels do not lie as the engine copies them"
         places = prod(constant(n) or 1 for n in (x[0], *out.shape[2:]))
+        if not own and (prod(taps) != 1 or any(constant(n) != 1 for n in steps)):
+            return f"{OTHERS}: {'x'.join(map(str, taps))} taps"
         if not own and (channels < DEEP or made < WIDE or places < MANY_PLACES):
             return f"{OTHERS}: a product of {places}x{channels} and {channels}x{made}"
     elif not own and (constant(out.strides[-1]) != 1 or prod(taps) > FEW):

@@ -18,7 +18,7 @@ from lowc.scheduler import choose_mma
 from lowc.scheduler.choose_tensor_cores import ABILITY, START, WAYS, Size, best
 from lowc.target import Target
 
-Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool, bool, int], str]
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool, bool, int, bool], str]
 SPAN = 0.65  # microseconds that a span of the model takes under load
 SPEED = 0.97  # the library's time over that of the best way …
 EVEN = 1.12  # … or over that of large tiles in equal parts for all multiprocessors, whichever is less
@@ -31,6 +31,7 @@ LEAST = 256  # rows, columns, depth below which the model of the library is wron
 GAIN = 1.02  # what the library must take of lowc's own time, at least
 
 INTEGERS = "lowc's own of i8 are for option matmul='own', of factors that lie along the depth, from compute capability 8.0 on"
+EIGHTHS = "lowc's own of float8 are for compute capability 9.0, of factors that begin at multiples of 16 bytes"
 Range = tuple[int, int]
 ANY = 1 << 40
 
@@ -70,13 +71,14 @@ def library(target: Target, options: Options) -> Whose:
     """For ``lowering``: why a product of tensors of a dtype and of these shapes is the library's; "" for one of lowc's own.
 
     Told are the dtype, the shapes, whether pointwise ops follow, whether both factors lie as the copying engine wants them,
-    whether both lie along the depth, and the bytes of the smallest pieces in which threads would copy a factor, 16 if large ones
-    that lie otherwise are brought into lines first.
+    whether both lie along the depth, the bytes of the smallest pieces in which threads would copy a factor, 16 if large ones
+    that lie otherwise are brought into lines first, and whether sums of float8 may be of fewer bits than f32 has.
     """
 
     def why(
-        dtype: DType, x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bool, along: bool, pieces: int = 16
-    ) -> str:
+        dtype: DType, x: Sequence[Index], y: Sequence[Index], followed: bool, in_lines: bool, along: bool, pieces: int = 16,
+        loose: bool = False,
+    ) -> str:  # fmt: skip
         if options.matmul == "library":
             return "option matmul='library'"
         if options.numerics == "strict" and options.matmul != "own":
@@ -85,12 +87,14 @@ def library(target: Target, options: Options) -> Whose:
             return f"lowc's own are for compute capability 9.0, from 8.0 on with option matmul='own', not {target.cpu}"
         if dtype == i8 and not (along and options.matmul == "own" and choose_mma.ABILITY in target.ops):
             return INTEGERS
-        if dtype.bits != 16 and dtype not in (f32, i8):
+        if dtype in tiles.EIGHTHS and not (in_lines and along and ABILITY in target.ops):
+            return EIGHTHS
+        if dtype.bits != 16 and dtype not in (f32, i8, *tiles.EIGHTHS):
             return f"lowc's own are of f16, bf16 and f32, not {dtype}"
         if dtype == f32 and options.matmul != "own":
             return "lowc's own of f32 are for option matmul='own'"
         vector = len(x) < 2 or len(y) < 2 or constant(x[-2]) == 1 or constant(y[-1]) == 1
-        if any(constant(n) == 0 for n in (*x, *y)) or (vector and dtype.bits != 16):
+        if any(constant(n) == 0 for n in (*x, *y)) or (vector and dtype.bits != 16 and dtype not in tiles.EIGHTHS):
             return "no product of two matrices"
         if (lower_bound(x[-1]) or 0) < 1:
             return "its depth may be 0"
@@ -98,6 +102,8 @@ def library(target: Target, options: Options) -> Whose:
             return ""
         if vector and (len(x) != 2 or len(y) != 2 or constant(y[-1]) == 1):
             return "no product of two matrices"
+        if dtype in tiles.EIGHTHS:
+            return _slower_of_eighths(x, y, followed, loose, target.cores)
         return _slower(x, y, followed, in_lines, along, target.cores, pieces)
 
     return why
@@ -126,6 +132,17 @@ def _slower(
     if gain >= GAIN:
         return ""
     return f"which takes {gain:.2f} of what lowc's own would; with option matmul='own' it is lowc's"
+
+
+def _slower_of_eighths(x: Sequence[Index], y: Sequence[Index], followed: bool, loose: bool, processors: int) -> str:
+    """The same for a product of float8."""
+    rows, depth, columns = (constant(n) for n in (*x, y[-1]))
+    if rows is None or depth is None or columns is None:
+        return "how large it is only the call tells; lowc's own with option matmul='own'"
+    if min(rows, columns, depth) < LEAST:
+        return "it is small, and not among those that were measured; lowc's own with option matmul='own'"
+    gain = gain_of(Size(1, rows, columns, depth, width=1, apart=not loose), followed, True, processors)
+    return "" if gain >= GAIN else f"which takes {gain:.2f} of what lowc's own would; with option matmul='own' it is lowc's"
 
 
 def gain_of(size: Size, followed: bool, in_lines: bool, processors: int, pieces: int = 16) -> float:

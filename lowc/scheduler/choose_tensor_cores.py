@@ -17,7 +17,7 @@ from lowc.ir.index import constant
 from lowc.ir.nodes import For, Kernel, Load, Stmt, Store
 from lowc.ir.types import i8
 from lowc.ir.walk import exprs, parts
-from lowc.scheduler.contraction import Contraction, contiguous, find, innermost
+from lowc.scheduler.contraction import Contraction, contiguous, find, innermost, is_masked_along
 from lowc.scheduler.nest import estimate, weight
 from lowc.scheduler.slice_depth import slice_of
 from lowc.scheduler.tensor_cores import TensorCores, narrow
@@ -43,6 +43,7 @@ DEEP = 4  # spans of the depth that a slice has at least
 MOST_SLICES = 32
 PARTS = 64 << 20  # bytes of sums of slices at most
 SAVED = 0.9  # of the time that a product takes in one piece, at most, for slices to be worth it
+MARGIN = 1.04  # of the time of finer ways, which are not measured each
 AHEAD = 2  # turns that a team has at least: the first is no gain
 COPIES = ((tiles.TMA, tiles.TMA), (tiles.COPY, tiles.TMA), (tiles.TMA, tiles.COPY), (tiles.COPY, tiles.COPY))
 TRIES = 4  # ways that are tried, best first, should one not be legal
@@ -73,7 +74,22 @@ WAYS = (
     Way((64, 64), 1, 1, 0.22, 0.6),
     Way((64, 32), 1, 1, 0.25, 0.5),
     Way((128, 128), 1, 2, 0.53, 1.1),
+    Way((128, 64), 1, 2, 0.44, 0.5),
 )
+FINER = (
+    *(Way((128, wide), 2, 1, 0.04 + wide / 256, 0.3 + wide / 160) for wide in range(136, 256, 8) if wide != 192),
+    *(Way((64, wide), 1, 1, 0.04 + wide * 0.0028, 0.4 + wide / 256) for wide in range(72, 128, 8)),
+)
+"""Those whose last columns threads store, for products in one piece.  Their times are between those of others."""
+APART = (
+    Way((256, 128), 2, 1, 1.05, 1.6),
+    Way((128, 128), 2, 1, 0.56, 1.4),
+    Way((128, 64), 2, 1, 0.44, 0.5),
+    Way((64, 128), 1, 1, 0.48, 0.9),
+    Way((64, 64), 1, 1, 0.28, 0.6),
+    Way((64, 32), 1, 1, 0.25, 0.5),
+)
+"""Those that have registers for a second set of sums, where spans are added up by themselves."""
 NARROW = 128  # columns of a tile at most where threads copy: they need registers
 
 
@@ -81,7 +97,8 @@ NARROW = 128  # columns of a tile at most where threads copy: they need register
 class Size:
     """Of a product: how many there are (``batch``), and ``rows``, ``columns``, ``depth`` of each.  ``work``: what is made of an
     element of it, in cheap instructions; ``stored``: bytes of what is stored for it; ``width``: bytes of a factor's element;
-    ``turned``: whether the right factor lies along the columns."""
+    ``turned``: whether the right factor lies along the columns.  ``even``: whether slices of the depth are all of one length, as
+    beyond its end the factors are no zeros by themselves.  ``apart``: whether spans are added up by themselves."""
 
     batch: int
     rows: int
@@ -91,6 +108,8 @@ class Size:
     stored: int = 2
     width: int = 2
     turned: bool = False
+    even: bool = False
+    apart: bool = False
 
 
 def choices(kernel: Kernel, target: Target, copies: Sequence[tuple[str, str]] = COPIES) -> tuple[TensorCores, ...]:
@@ -101,11 +120,18 @@ def choices(kernel: Kernel, target: Target, copies: Sequence[tuple[str, str]] = 
     size = size_of(found)
     out: list[TensorCores] = []
     for each in copies:
-        suited = [w for w in WAYS if tiles.COPY not in each or (w.teams == 1 and w.groups > 1 and w.tile[1] <= NARROW)]
+        suited = [w for w in ways_of(size) if tiles.COPY not in each or (w.teams == 1 and w.groups > 1 and w.tile[1] <= NARROW)]
         ordered = sorted(suited, key=lambda way: cost(size, way, target.cores))
         for way in ordered[:TRIES]:
             out += _steps(found, size, way, each, target)
     return tuple(out)
+
+
+def ways_of(size: Size) -> Sequence[Way]:
+    if size.apart:
+        return APART
+    # sums of slices are f32
+    return (*WAYS, *FINER) if size.width <= 2 and 0 < size.stored <= 2 and not size.turned else WAYS
 
 
 def _steps(found: Contraction, size: Size, way: Way, copies: tuple[str, str], target: Target) -> Iterator[TensorCores]:
@@ -117,7 +143,8 @@ def _steps(found: Contraction, size: Size, way: Way, copies: tuple[str, str], ta
         stages = min(left // (tiles.LINE * (high + wide)), STAGES * (2 if wide < STRIP else 1))
         if stages >= LEAST_STAGES:
             axis = found.outer[0].axis.name
-            yield TensorCores(axis, way.tile, stages, copies, target.cores, RASTER, way.groups, way.teams, strips)
+            key = tiles.APART if size.apart else tiles.WGMMA
+            yield TensorCores(axis, way.tile, stages, copies, target.cores, RASTER, way.groups, way.teams, strips, key)
             return
 
 
@@ -130,8 +157,9 @@ def contraction(kernel: Kernel, target: Target, ability: str = ABILITY) -> Contr
         return None
     try:
         dtype = narrow(found.left).dtype
-        suited = dtype == narrow(found.right).dtype and (dtype != i8 or ability != ABILITY)
-        return found if suited else None
+        eighths = all(narrow(f).dtype in tiles.EIGHTHS for f in (found.left, found.right))
+        alike = eighths or dtype == narrow(found.right).dtype
+        return found if alike and not (dtype == i8 and ability == ABILITY or eighths and ability != ABILITY) else None
     except ScheduleError:
         return None
 
@@ -143,7 +171,7 @@ def cost(size: Size, way: Way, processors: int) -> float:
         return inf
     blocks = size.batch * -(-size.rows // high) * -(-size.columns // wide)
     rounds = -(-blocks // processors)
-    if way.teams > 1 and (rounds < AHEAD * way.teams or size.width > 2):
+    if way.teams > 1 and (rounds < AHEAD * way.teams or size.width > 2 or (wide <= STRIP and size.columns > wide)):
         return inf
     empty = EMPTY * max(0, high - size.rows) / tiles.GROUP_ROWS
     multiplied = -(-size.depth * size.width // tiles.LINE) * (way.span + empty)
@@ -154,7 +182,8 @@ def cost(size: Size, way: Way, processors: int) -> float:
         work = rounds * (multiplied + end)
     else:
         work = max(rounds * multiplied + end, -(-rounds // way.teams) * (multiplied + end))
-    return START + max(come, work) + TOGETHER * min(come, work)
+    time = START + max(come, work) + TOGETHER * min(come, work)
+    return time * MARGIN if wide > STRIP and wide % STRIP else time
 
 
 def plans(size: Size, processors: int) -> Iterator[tuple[float, int, Way]]:
@@ -162,13 +191,13 @@ def plans(size: Size, processors: int) -> Iterator[tuple[float, int, Way]]:
     sums, span = size.batch * size.rows * size.columns, tiles.LINE // size.width
     for count in range(1, max(1, min(MOST_SLICES, size.depth // (DEEP * span), PARTS // (4 * max(1, sums)))) + 1):
         deep = slice_of(size.depth, count, span)
-        if (count - 1) * deep >= size.depth:
+        if (count - 1) * deep >= size.depth or (size.even and count * deep != size.depth):
             continue
         part, added = size, 0.0
         if count > 1:
             part = replace(size, batch=size.batch * count, depth=deep, work=0, stored=0)
             added = ADDING + sums * (SUM * count + size.stored) / MEMORY
-        for way in WAYS:
+        for way in ways_of(size):
             if count == 1 or way.teams == 1:  # strips of f32 for two teams leave too little for the ring
                 yield cost(part, way, processors) + added, count, way
 
@@ -201,5 +230,7 @@ def size_of(found: Contraction) -> Size:
     work = sum(weight(e, seen) for s in rest for e in exprs(s))
     loaded = {id(p) for s in rest for e in exprs(s) for p in parts(e) if isinstance(p, Load)}
     stored = sum(s.buffer.dtype.bytes for s in rest if isinstance(s, Store))
-    turned = not contiguous(found.right, found.depth.axis)
-    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored, narrow(found.left).dtype.bytes, turned)
+    turned = not contiguous(found.right, found.depth.axis) and contiguous(found.right, found.columns.axis)
+    dtype, even = narrow(found.left).dtype, is_masked_along(found.left, found.depth.axis)
+    apart = dtype in tiles.EIGHTHS and tiles.of_tf32(found.left) is None
+    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored, dtype.bytes, turned, even, apart)

@@ -4,7 +4,7 @@ Before:  for j in N { y[j] = x[j] * (1 / sqrt(v[i] + eps)) }      after:  h = 1 
                                                                           for j in N { y[j] = x[j] * h }
 
 Nothing leaves a block loop: what blocks have in common each of them computes.  Nor does anything leave an instruction's nest or a
-pipeline, which have a form.
+pipeline, which have a form; of a pipeline that takes results out, what leaves its loops of threads leaves it as well.
 
 Moves whole lets and the largest invariant parts of expressions, of loads only where the loop surely runs (a load before a
 loop of no iterations could be out of bounds).  Checks and masked values stay.  Inner loops first, so that a value travels as
@@ -13,6 +13,7 @@ far out as it can.
 
 from collections.abc import Sequence
 
+from lowc.ir import tiles
 from lowc.ir.index import Atom, Opaque, lower_bound
 from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import (
@@ -71,26 +72,13 @@ class _Hoister:
         """The loop, after what has left it."""
         if loop.kind.name == "instr":  # the nest is an instruction as it stands
             return [loop]
+        if tiles.is_outlet(loop):
+            return self.outlet(loop)
         body = self.block(loop.body)
         if loop.kind.name in ("block", "pipeline"):
             return [For(loop.axis, body, loop.kind)]
-        variant: set[Atom] = {loop.axis}
-        written: set[int] = set()
-        for stmt in statements(body):
-            if isinstance(stmt, Store):
-                written.add(id(stmt.buffer))
-            elif isinstance(stmt, For):
-                variant.add(stmt.axis)
-            elif isinstance(stmt, Acc):
-                variant.update(Opaque(v.name) for v in stmt.vars)
-            elif isinstance(stmt, Let):
-                variant.add(Opaque(stmt.var.name))
-            elif isinstance(stmt, Update):
-                variant.update(Opaque(v.name) for v in stmt.vars)
-            elif isinstance(stmt, Alloc):
-                written.add(id(stmt.buffer))
-        runs = (lower_bound(loop.axis.extent) or 0) >= 1
-        finder = _Invariants(variant, written, runs)
+        finder = _Invariants.of(loop, body)
+        variant = finder.variant
         before: list[Stmt] = []
         kept: list[Stmt] = []
         memo: dict[int, Expr] = {}
@@ -103,6 +91,27 @@ class _Hoister:
                 kept.append(stmt)
             else:
                 kept.append(map_exprs(stmt, lambda e: self.extract(e, finder, before, memo)))
+        return [*before, For(loop.axis, tuple(kept), loop.kind)]
+
+    def outlet(self, loop: For) -> list[Stmt]:
+        """A pipeline that takes results out, which is allocs, loops of threads and drains: what leaves a loop of threads leaves
+        the pipeline as well, or stays."""
+        finder = _Invariants.of(loop, loop.body)
+        before: list[Stmt] = []
+        kept: list[Stmt] = []
+        for stmt in loop.body:
+            if not isinstance(stmt, For):
+                kept.append(stmt)
+                continue
+            *left, inner = self.loop(stmt)
+            stays: list[Stmt] = []
+            for let in left:
+                assert isinstance(let, Let) and isinstance(inner, For)
+                goes = finder.invariant(let.value)
+                (before if goes else stays).append(let)
+                (finder.variant.discard if goes else finder.variant.add)(Opaque(let.var.name))
+                finder.known.clear()
+            kept.append(For(inner.axis, (*stays, *inner.body), inner.kind) if isinstance(inner, For) and stays else inner)
         return [*before, For(loop.axis, tuple(kept), loop.kind)]
 
     def extract(self, expr: Expr, finder: "_Invariants", before: list[Stmt], memo: dict[int, Expr]) -> Expr:
@@ -142,6 +151,24 @@ class _Invariants:
         self.written = written
         self.runs = runs
         self.known: dict[int, tuple[Expr, bool]] = {}
+
+    @staticmethod
+    def of(loop: For, body: Sequence[Stmt]) -> "_Invariants":
+        """What does not change in ``loop``, whose statements ``body`` are."""
+        variant: set[Atom] = {loop.axis}
+        written: set[int] = set()
+        for stmt in statements(body):
+            if isinstance(stmt, Store):
+                written.add(id(stmt.buffer))
+            elif isinstance(stmt, For):
+                variant.add(stmt.axis)
+            elif isinstance(stmt, Acc | Update):
+                variant.update(Opaque(v.name) for v in stmt.vars)
+            elif isinstance(stmt, Let):
+                variant.add(Opaque(stmt.var.name))
+            elif isinstance(stmt, Alloc):
+                written.add(id(stmt.buffer))
+        return _Invariants(variant, written, (lower_bound(loop.axis.extent) or 0) >= 1)
 
     def invariant(self, expr: Expr) -> bool:
         found = self.known.get(id(expr))

@@ -6,6 +6,7 @@
   a[i] + b[i]`` of bf16 becomes ``out[i] = bf16(f32(a[i]) + f32(b[i]))``.  Every op rounds, so
   ``f32(bf16(x))`` stays, except where x is a bf16 value anyway (of a max, say).  Loads, stores, selects and
   bitcasts of narrow floats remain.  Accumulators of narrow floats become f32.
+* Casts of float8 are integer arithmetic, but for those in the meaning of an instruction.
 * Without "f16c", casts from and to f16 are integer arithmetic.
 * ``mad`` becomes ``fma`` where the target has it, else mul and add; ``fma`` without it goes by f64;
   ``ldexp`` without "scalef" goes by f64; min and max of bool become ``and`` and ``or``.
@@ -18,6 +19,7 @@ import math
 import struct
 
 from lowc.errors import CodegenError
+from lowc.ir import tiles
 from lowc.ir.nodes import (
     Acc,
     Alloc,
@@ -53,6 +55,7 @@ MOVES = frozenset({"select", "bitcast", "pair", "quad"})
 # reducers whose accumulators only ever hold one of the values
 CHOOSING = frozenset({"max", "min", "argmax", "argmin"})
 INEXACT = (None, False)
+PRODUCTS = (tiles.WGMMA, tiles.APART)
 
 
 def run(module: Module, target: Target, options: Options) -> Module:
@@ -91,7 +94,7 @@ def _is_exact(expr: Expr) -> bool:
 
 def _fits(expr: Expr) -> bool:
     """Whether every narrow float has all values of the dtype of ``expr``: 8 bits, as many as bf16 has in its mantissa."""
-    return expr.dtype.bits == 8 and expr.dtype.kind in "iub"
+    return expr.dtype.bits == 8
 
 
 def _holds(expr: Expr, dtype: DType) -> bool:
@@ -135,7 +138,9 @@ class _Rewriter:
             new = self._stmt(stmt)
             out.extend(self.emit.statements)
             self.emit.statements.clear()
-            if isinstance(new, For):
+            if isinstance(new, For) and new.kind.name == "instr" and new.kind.key in PRODUCTS:
+                pass  # an instruction, of which this is the meaning
+            elif isinstance(new, For):
                 self.loops.append(new)
                 inner = self.body(new.body)
                 self.loops.pop()
@@ -264,7 +269,7 @@ class _Rewriter:
         if isinstance(expr, Op) and expr.name == "cast" and _holds(expr.args[0], expr.dtype):
             return self.rewrite(expr.args[0])
         if isinstance(expr, Op) and expr.name == "cast" and _fits(expr.args[0]):
-            return Op("cast", (self.rewrite(expr.args[0]),), f32)
+            return self.rewrite(Op("cast", expr.args, f32))
         if isinstance(expr, Op) and expr.name == "select" and any(map(_is_exact, expr.args[1:])):
             # else a negated branch would be rounded, which changes nothing, only to be widened again
             cond, *branches = expr.args
@@ -291,13 +296,20 @@ class _Rewriter:
         source, dtype = arg.dtype, expr.dtype
         if source == dtype:
             return self.rewrite(arg)
+        if dtype.kind == "x":
+            value = arg if source == f32 else Op("cast", (arg,), f32)
+            return maths_narrow.single_to_eighth(self.emit, self.rewrite(value), dtype)
         if _is_narrow(source):
             value = self.widened(arg)
             if dtype == f32:
                 return value
             return self._narrowed(value, dtype) if _is_narrow(dtype) else Op("cast", (value,), dtype)
         value = self.rewrite(arg)
-        if _is_narrow(dtype) and source != f32:
+        if source.kind == "x":
+            value = maths_narrow.eighth_to_single(self.emit, value)
+            if dtype == f32:
+                return value
+        elif _is_narrow(dtype) and source != f32:
             value = Op("cast", (value,), f32)  # as ATen does: f64 and integers by way of f32
         if dtype == f16 and not self.halves:
             return self._narrowed(value, dtype)

@@ -1,4 +1,4 @@
-"""The primitive ``TensorCores``: a contraction of 16-bit floats by the tensor cores of a GPU, its epilogue where the sums are.
+"""The primitive ``TensorCores``: a contraction of narrow floats by the tensor cores of a GPU, its epilogue where the sums are.
 
     for i in M { for j in N { acc s = add; for k in K { s add= product(f32(x[…]), f32(w[…])) }; y[…] = f(s) } }
       →  for g in 132 block { for turn in … {                  # each block takes tiles in turns
@@ -18,10 +18,11 @@
 
 ``ir/tiles.py`` and ``ir/outlets.py`` say what the nests in it are.  What a tile has beyond the edges is 0, and no result there is
 stored.  Results that the copying engine cannot store (rows that are no multiple of 16 bytes) threads store themselves, without
-strips.  Tiles are numbered so that blocks at work at one time share rows and columns in the L2 cache.
+strips, and those of columns behind the last whole strip.  Tiles are numbered so that blocks at work at one time share rows and
+columns in the L2 cache.
 
 Factors of f32 that are rounded (TF32, ``ir/tiles.py``) are the same with 32 elements where there are 64 of 16 bits,
-if both lie along the depth.
+if both lie along the depth; those of float8 with 128.
 
 Where there is no ``wgmma``, or the engine cannot copy, the same is done with ``mma.sync`` (``key``): each block has one tile, its
 threads start the copies themselves (``instr(async)``), multiply by warps, and store the results.
@@ -94,8 +95,11 @@ def tensor_cores(loop: For, step: TensorCores, taken: set[str]) -> tuple[Stmt, .
 
 
 def narrow(factor: Expr) -> Expr:
-    """The value that tiles have of ``factor``: of 16 bits or i8, of which it is the widening, or of f32, which is multiplied as
-    TF32.  Raises ScheduleError if there is none."""
+    """The value that tiles have of ``factor``: of 16 bits, float8 or i8, of which it is the widening, or of f32, which is
+    multiplied as TF32.  Raises ScheduleError if there is none."""
+    eighth = tiles.of_eighth(factor)
+    if eighth is not None:
+        return eighth
     if isinstance(factor, Op) and factor.name == "cast" and factor.dtype == f32:
         value = factor.args[0]
         if value.dtype.kind == "f" and value.dtype.bits == 16:
@@ -197,15 +201,16 @@ class Tiler:
         instruction = For(number, (For(deep, (add,)),), Kind("instr", 0, self.step.key))
         multiply = For(thread, (instruction,), Kind("thread", self.threads))
         body = (Alloc(left), Alloc(right), left_fill, right_fill, multiply)
-        return [Alloc(sums, "add"), For(outer, body, Kind("pipeline", self.step.stages)), self.epilogue(sums)]
+        return [Alloc(sums, "add"), For(outer, body, Kind("pipeline", self.step.stages)), *self.epilogue(sums)]
 
     def fill(self, name: str, factor: Expr, across: Axis, size: int, outer: Axis, key: str) -> tuple[Buffer, For]:
         """The tile of ``factor``, and the nest that fills it with ``size`` places along ``across``."""
         value = narrow(factor)
         depth = self.found.depth.axis
+        masked: set[Atom] = free_atoms(value.mask) if isinstance(value, Load) and value.mask is not None else set()
         # a slice of a depth is whole spans, and the factor itself says where the depth ends
-        sliced = isinstance(value, Load) and value.mask is not None and depth in free_atoms(value.mask)
-        sliced = sliced and (constant(depth.extent) or 1) % self.span == 0
+        sliced = depth in masked and (constant(depth.extent) or 1) % self.span == 0
+        told = sliced and across in masked  # what a window sees (``im2col``)
         i, k = self.axis(across.name, self.span), self.axis("k", self.span)
         if contiguous(factor, across) and not contiguous(factor, depth):
             if value.dtype.bits != 16:
@@ -222,7 +227,7 @@ class Tiler:
         at = {**self.at, across: self.at[across] + position, depth: ix(outer) * self.span + k}
         value = Substitution(at).expr(value)
         inside: Expr | None = None
-        bounded = [*(() if sliced else (depth,)), across, *self.batch]
+        bounded = [*(() if sliced else (depth,)), across, *(() if told else self.batch)]
         if self.step.key == tiles.MMA:  # the engine needs to be told all dimensions
             whole = {depth: self.span, across: size}
             bounded = [a for a in bounded if a in whole and (constant(a.extent) or 1) % whole[a]]
@@ -244,6 +249,6 @@ class Tiler:
             raise ScheduleError("threads have no registers for many small pieces")
         return tile, nest
 
-    def epilogue(self, sums: Buffer) -> For:
+    def epilogue(self, sums: Buffer) -> list[For]:
         step = self.step
-        return Epilogue(self.found, self.at, step.tile, self.threads, step.strips, self.taken, step.shares).nest(sums)
+        return Epilogue(self.found, self.at, step.tile, self.threads, step.strips, self.taken, step.shares).nests(sums)

@@ -54,12 +54,18 @@ class Epilogue:
     def axis(self, name: str, extent: int) -> Axis:
         return Axis(fresh(name, self.taken), ix(extent))
 
-    def nest(self, sums: Buffer) -> For:
-        """The loop over strips, or over threads where nothing goes through strips."""
-        strip = self.axis("c", -(-self.share // STRIP))
+    def nests(self, sums: Buffer) -> list[For]:
+        """The loop over whole strips, or over threads where nothing goes through strips; then that of columns behind them."""
+        whole, rest = divmod(self.share, STRIP)
+        found = [self.whole(sums, whole)] if whole else []
+        return [*found, self.work(sums, self.axis("c", 1), {}, whole * STRIP, rest)] if rest else found
+
+    def whole(self, sums: Buffer, count: int) -> For:
+        """The loop over ``count`` strips."""
+        strip = self.axis("c", count)
         staged: dict[int, Buffer] = {}
         drains: list[For] = []
-        for stmt in self.rest if self.strips and self.wide >= STRIP else ():
+        for stmt in self.rest if self.strips else ():
             found = self.drain(stmt, strip) if isinstance(stmt, Store) else None
             if found is not None:
                 staged[id(stmt)], nest = found
@@ -67,7 +73,7 @@ class Epilogue:
         if not staged:
             return self.work(sums, strip, staged)
         strips = tuple([Alloc(b) for b in staged.values()])
-        turns = min(self.strips, self.wide // STRIP)
+        turns = min(self.strips, count)
         return For(strip, (*strips, self.work(sums, strip, staged), *drains), Kind("pipeline", turns))
 
     def drain(self, store: Store, strip: Axis) -> tuple[Buffer, For] | None:
@@ -94,15 +100,18 @@ class Epilogue:
         found = outlets.drain(nest)
         return (buffer, nest) if found is not None and outlets.box(found) is not None else None
 
-    def work(self, sums: Buffer, strip: Axis, staged: Mapping[int, Buffer]) -> For:
-        """What threads make of their sums: of those of a ``strip``, or of all, two neighbours at a time."""
+    def work(self, sums: Buffer, strip: Axis, staged: Mapping[int, Buffer], start: int = 0, count: int = STRIP) -> For:
+        """What threads make of their sums, two neighbours at a time: of a ``strip`` of ``count`` columns, or of all; the first
+        begins at column ``start``."""
         thread, half, lane = self.axis("t", self.threads), self.axis("h", 2), self.axis("v", 2)
         block = self.axis("q", self.high // self.at_a_time)
-        part, piece = self.axis("n", min(self.share, STRIP) // PART), self.axis("j", PART // PIECE)
+        each = PART if count % PART == 0 else count
+        part, piece = self.axis("n", count // each), self.axis("j", each // PIECE)
         row = tiles.row(mod(ix(thread), ix(2 * self.at_a_time)), ix(half) * 2) + ix(block) * self.at_a_time
         within = ix(piece) * PIECE + tiles.column(ix(thread), ix(0))
-        first = floordiv(ix(thread), ix(2 * self.at_a_time)) * self.share + ix(strip) * STRIP + ix(part) * PART + within
-        number = ix(block) * (self.share // 2) + ix(strip) * (STRIP // 2) + ix(part) * (PART // 2) + ix(piece) * 4 + ix(half) * 2
+        first = floordiv(ix(thread), ix(2 * self.at_a_time)) * self.share + ix(strip) * STRIP + start + ix(part) * PART + within
+        number = ix(block) * (self.share // 2) + ix(strip) * (STRIP // 2) + start // 2
+        number = number + ix(part) * (PART // 2) + ix(piece) * 4 + ix(half) * 2
         at_row, at_first = self.at[self.rows] + row, self.at[self.columns] + first
         place = Substitution({**self.at, self.rows: at_row, self.columns: at_first + lane})
         place.rename(self.acc.vars[0].name, Load(sums, (ix(thread), number + lane)))

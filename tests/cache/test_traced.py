@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 
 from lowc import machine, traces
 from lowc.cache import entry, sources
-from lowc.frontend import aot, kept
+from lowc.frontend import aot, aten_graphs, kept
 from lowc.frontend.ambient import text_of_settings, text_of_thread
 from tests.cache import graphs
 
@@ -36,13 +36,13 @@ BACKENDS: Any = torch.backends
 def tracings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the graphs that AOTAutograd has made."""
     found: list[str] = []
-    real = aot.compile_fx_graph
+    real = aten_graphs.compile_fx_graph
 
     def counted(gm: Any, name: str, *rest: Any, **named: Any) -> Any:
         found.append(name)
         return real(gm, name, *rest, **named)
 
-    monkeypatch.setattr(aot, "compile_fx_graph", counted)
+    monkeypatch.setattr(aten_graphs, "compile_fx_graph", counted)
     yield found
 
 

@@ -47,6 +47,30 @@ def test_tf32(shape: tuple[int, int, int]) -> None:
     np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
 
 
+@pytest.mark.parametrize("loose", [False, True])
+@pytest.mark.parametrize("shape", [(136, 72, 272), (3, 16, 16), (65, 130, 144)], ids=str)
+def test_float8(shape: tuple[int, int, int], loose: bool) -> None:
+    """128 elements in a row of a tile; spans are added up by themselves unless sums may be loose."""
+    kernel = product(*shape, dtype="f8e4m3", other="f8e5m2", loose=loose)
+    done = scheduled(kernel, blocks=2)
+    verify_kernel_threads(done)
+    assert keys(done)[:3] == ["tma", "tma", "wgmma" if loose else "wgmma_apart"]
+    np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
+
+
+def test_float8_is_not_for_tensor_cores_in_any_other_layout_nor_for_warps() -> None:
+    for shape, form in (((128, 128, 64), "nn"), ((128, 128, 72), "nt")):
+        kernel = product(*shape, form, dtype="f8e4m3")
+        with pytest.raises(AssertionError, match="no schedule"):
+            scheduled(kernel)
+        (step,) = machine(kernel).steps
+        assert isinstance(step, Launch)
+        assert keys(step.kernel) == []
+    with pytest.raises(VerifyError, match="a pipeline is tiles"):
+        text = print_kernel(scheduled(product(512, 256, 64), tile=(128, 128)))
+        verify_kernel_threads(parse_kernel(text.replace("instr(wgmma)", "instr(wgmma_apart)")))
+
+
 def test_f32_is_not_for_tensor_cores_in_any_other_layout_or_whole() -> None:
     for shape, form in (((128, 128, 64), "nn"), ((128, 128, 64), "tt"), ((128, 128, 63), "nt")):
         kernel = product(*shape, form, dtype="f32")
@@ -68,13 +92,15 @@ TEAMS = {"groups": 1, "teams": 2, "blocks": 2}
     "changed",
     [
         {"tile": (128, 128)}, {"tile": (64, 64), "groups": 1}, {"tile": (256, 64)}, {"tile": (128, 192), "strips": 3},
-        {"tile": (64, 32), "groups": 1}, {"group": 1}, {"blocks": 1}, {"strips": 0}, {"strips": 1},
+        {"tile": (64, 32), "groups": 1}, {"tile": (128, 72)}, {"tile": (128, 144)}, {"tile": (64, 88), "groups": 1, "strips": 0},
+        {"group": 1}, {"blocks": 1}, {"strips": 0}, {"strips": 1},
         {"tile": (128, 64), **TEAMS}, {"tile": (64, 128), **TEAMS},
     ],
     ids=str,
 )  # fmt: skip
 def test_any_tile_and_grid(changed: dict[str, object]) -> None:
-    kernel = product(200, 136, 72, "nt" if changed.get("tile") == (64, 32) else "nn", result="{s} * {s}")
+    side_by_side = changed.get("tile", (64, 64))[1] % 64 == 0  # type: ignore[index]
+    kernel = product(200, 136, 72, "nn" if side_by_side else "nt", result="{s} * {s}")
     done = scheduled(kernel, **changed)
     verify_kernel_threads(done)
     np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
@@ -205,6 +231,16 @@ def test_the_verifier_refuses(old: str, new: str, rule: str) -> None:
         verify_kernel_threads(parse_kernel(text))
 
 
+def test_what_is_the_same_for_all_results_is_read_before_they_are_taken_out() -> None:
+    """A load between a strip and the loop of threads that sets it is no form that there are instructions for."""
+    for shape in ((128, 128, 64), (512, 512, 64)):
+        kernel = product(*shape, result="{s} * f32(bias[0]) * f32(bias[1])")
+        (step,) = machine(kernel).steps
+        assert isinstance(step, Launch)
+        assert len(outlets.outlets(step.kernel.body)) == 1
+        np.testing.assert_array_equal(result(step.kernel, {}), result(kernel, {}))
+
+
 def test_passes_after_it_leave_instructions_alone() -> None:
     kernel = product(296, 200, 64, "tn", batch=2)
     (step,) = machine(kernel).steps
@@ -221,7 +257,8 @@ def test_passes_after_it_leave_instructions_alone() -> None:
 def chosen(m: int, n: int, k: int, form: str = "nt", **given: object) -> tuple[str, tuple[str, str]]:
     """The best way for a product, by name, and who copies."""
     best = choose_tensor_cores.choices(product(m, n, k, form, **given), TARGET)[0]  # type: ignore[arg-type]
-    found = next(w for w in choose_tensor_cores.WAYS if (w.tile, w.groups, w.teams) == (best.tile, best.groups, best.teams))
+    ways = (*choose_tensor_cores.WAYS, *choose_tensor_cores.FINER)
+    found = next(w for w in ways if (w.tile, w.groups, w.teams) == (best.tile, best.groups, best.teams))
     return found.name, best.copies
 
 
@@ -246,6 +283,15 @@ def test_small_products_have_small_tiles_and_heavy_epilogues_teams() -> None:
     heavy = "{s} * f32(out[i, j]) / ({s} + 1.5) / ({s} + 2.5) / ({s} + 3.5) / ({s} + 4.5)"
     assert "teams" in chosen(16384, 3072, 768, result=heavy)[0]
     assert "teams" in chosen(512, 512, 128, batch=64, form="nn")[0]
+
+
+def test_tiles_that_would_fill_a_round_and_little_more_are_finer() -> None:
+    """The rounds of 132 tiles are full then, or nearly; threads store the columns behind the last whole strip."""
+    for shape, name in (((1536, 3072, 4096), "128x144"), ((2560, 2560, 10240), "128x200"), ((16, 11008, 4096), "64x88")):
+        assert chosen(*shape)[0] == name
+    for shape in ((4096, 4096, 4096), (2048, 4096, 4096), (16384, 1024, 4096)):
+        assert chosen(*shape)[0] == "128x256"
+    assert chosen(1536, 3072, 4096, "tn")[0] == "128x192"  # columns that lie side by side come 64 at a time
 
 
 def test_a_second_team_hides_the_ends_of_tiles() -> None:

@@ -156,6 +156,7 @@ class Ring:
         """The loop as those who fill have it; ``thread``: the number among them."""
         b, t = self.t.b, self.t
         first = b.pure(f"icmp eq i32 {thread}, 0")
+        known = {id(f): copies.before(t, f, loop) for f in self.found.fills if f.key == tiles.TMA}
         expected = sum(_bytes(f.tile) for f in self.found.fills if f.key == tiles.TMA)
 
         def copy_by_engine(full: str, base: str) -> None:
@@ -163,7 +164,8 @@ class Ring:
             number = 0
             for each in self.found.fills:
                 if each.key == tiles.TMA:
-                    copies.by_engine(t, each, f"%m{number}", plus(b, base, str(self.offsets[each.tile.name]), 32), full)
+                    at = plus(b, base, str(self.offsets[each.tile.name]), 32)
+                    copies.by_engine(t, each, f"%m{number}", at, full, known[id(each)])
                     number += 1
 
         def turn(index: str, _: list[str]) -> Sequence[str]:
@@ -216,9 +218,12 @@ class Ring:
             left = b.op(f"add i32 {at}, {self.offsets[found.left.name]}")
             right = b.op(f"add i32 {at}, {self.offsets[found.right.name]}")
             work.step(group, left, right, b.op(f"icmp ne i{bits} {index}, 0") if self.sets else "")
-            later = b.op(f"and i1 {first}, {b.op(f'icmp ne i{bits} {index}, 0')}")
-            b.branch(later, [], lambda: _none(release))
-            b.line(f"store i32 {stage}, ptr {before}")
+            if found.key == tiles.APART:  # the stage is multiplied
+                b.branch(first, [], lambda: _none(lambda: barriers.arrive(t, self.barrier(stage, True))))
+            else:
+                later = b.op(f"and i1 {first}, {b.op(f'icmp ne i{bits} {index}, 0')}")
+                b.branch(later, [], lambda: _none(release))
+                b.line(f"store i32 {stage}, ptr {before}")
             self.place.advance(stage, phase)
             return ()
 
@@ -227,6 +232,8 @@ class Ring:
         end, bits = operand(t, loop.axis.extent)
         runs = (t.range(loop.axis.extent)[0] or 0) >= 1
         b.loop("0", end, 1, [], turn, runs, f"i{bits}")
+        if found.key == tiles.APART:
+            return
         if self.teams > 1:
             self.pass_turn()
         work.finish()
@@ -258,7 +265,8 @@ def ring(t: Thread, kernel: Kernel, loop: For) -> Ring:
         strides = tuple([n * width for n in box.strides[1:]])
         # as f32 the bits that are not multiplied would be cut off (measured on an H200); so the engine rounds to nearest
         kind = "tf32" if box.buffer.dtype == f32 else box.buffer.dtype.name
-        maps.append(TensorMap(position[id(box.buffer)], kind, box.offset * width, box.sizes, strides, box.box))
+        seen = () if box.window is None else (box.window.lower, box.window.upper, box.window.steps)
+        maps.append(TensorMap(position[id(box.buffer)], kind, box.offset * width, box.sizes, strides, box.box, *seen))
         t.aligned.add(box.buffer.name)
     groups = (constant(found.product.loop.axis.extent) or 0) // GROUP
     t.b.module.globals[SHARED] = f"{SHARED} = external addrspace(3) global [0 x i8], align {ALIGNMENT}"
@@ -266,8 +274,8 @@ def ring(t: Thread, kernel: Kernel, loop: For) -> Ring:
 
 
 def _sets(t: Thread, kernel: Kernel, found: Pipeline) -> bool:
-    """Whether the sums are those of one run of the pipeline, which surely has an iteration."""
-    if (t.range(found.loop.axis.extent)[0] or 0) < 1:
+    """Whether the first product can set the sums: they are those of one run of the pipeline, which surely has an iteration."""
+    if (t.range(found.loop.axis.extent)[0] or 0) < 1 or found.product.key == tiles.APART:
         return False
     bodies = [kernel.body, *(s.body for s in statements(kernel.body) if isinstance(s, For | If))]
     around = next(body for body in bodies if any(s is found.loop for s in body))

@@ -81,7 +81,7 @@ class Products:
                 else:
                     left_name, right, keeps, _, _, across_a, across_b = flags
                     args = held[left_name], held[right], int(across_a), int(across_b)
-                    mine = self.part(shared, *args, kind, 2 * len(registers))
+                    mine = self.part(shared, *args, [kind, kind], 2 * len(registers))
                 out = mine + (out if keeps == "1" else 0)
         return out.astype(np.float32)
 

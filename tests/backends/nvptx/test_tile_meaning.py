@@ -8,12 +8,12 @@ import pytest
 from lowc.ir.index import evaluate
 from lowc.ir.interp import run_kernel
 from lowc.ir.nodes import Kernel, Launch, Module
-from lowc.ir.numeric import from_storage, to_storage
+from lowc.ir.numeric import from_storage
 from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
 from lowc.scheduler.slice_depth import slice_depth
 from lowc.target import Target
-from tests.scheduler.products import TARGET, product, scheduled, unset
+from tests.scheduler.products import TARGET, product, scheduled, stored, unset
 
 pytest.importorskip("llvmlite")
 from lowc.backends.nvptx import ring  # noqa: E402
@@ -39,7 +39,7 @@ def wrong(kernel: Kernel, done: Kernel, on: Target, sizes: dict[str, int], value
     memory: dict[str, Any] = {n: v.copy() for n, v in (values or {}).items()}
     for param in kernel.params:
         count = max(0, evaluate(param.shape[0], sizes))
-        made = to_storage(generator.integers(-2, 3, count).astype(np.float32), param.dtype)
+        made = stored(generator.integers(-2, 3, count).astype(np.float32), param.dtype)
         memory.setdefault(param.name, made)
     outs = [p for p in kernel.params if p.name in ("out", "turned")]
     for out in outs:
@@ -73,6 +73,10 @@ def test_tiles_and_strips(tile: tuple[int, int], given: dict[str, Any]) -> None:
 
 def test_tiles_narrower_than_a_strip() -> None:
     assert differs(product(72, 72, 136, "nt", dtype="f16"), tile=(64, 32), **ALONE) == 0
+
+
+def test_columns_behind_the_last_whole_strip() -> None:
+    assert differs(product(72, 200, 72, dtype="f16", result="{s} * 0.5"), tile=(64, 88), **ALONE) == 0
 
 
 def test_stages_of_several_rounds_of_the_ring() -> None:
@@ -129,6 +133,21 @@ def test_slices_of_the_depth(shape: tuple[int, int, int], form: str) -> None:
 def test_tf32() -> None:
     assert differs(product(72, 136, 72, "nt", dtype="f32"), tile=(64, 64), **ALONE) == 0
     assert differs(product(136, 72, 84, "nt", dtype="f32", batch=2), tile=(128, 64), **TEAMS) == 0
+
+
+@pytest.mark.parametrize("loose", [False, True])
+def test_float8(loose: bool) -> None:
+    """Of both types, the depth no multiple of a tile's; spans added up by themselves, and not."""
+    given: dict[str, Any] = {"dtype": "f8e4m3", "loose": loose}
+    assert differs(product("m", 72, 400, result="{s} * 0.5", **given), {"m": 70}, tile=(64, 64), **ALONE) == 0
+    kernel = product(136, 72, 144, other="f8e5m2", **given)
+    assert differs(kernel, tile=(128, 64), **(TEAMS if loose else {**ALONE, "blocks": 1})) == 0
+
+
+def test_a_span_of_float8_that_is_multiplied_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring.barriers, "wait", lambda *_: None)
+    with pytest.raises(AssertionError, match="what has not come is multiplied"):
+        differs(product(64, 64, 272, dtype="f8e4m3"), tile=(64, 64), **ALONE)
 
 
 def test_tf32_is_rounded_on_the_way() -> None:

@@ -17,6 +17,7 @@ from lowc.artifact import Entry, TensorMap
 from lowc.backends.llvm import toolchain
 from lowc.ir.index import evaluate
 from lowc.ir.nodes import Kernel
+from lowc.ir.numeric import EIGHTHS
 from lowc.ir.ops import OPS
 from lowc.ir.types import DTYPES
 from tests.backends.nvptx.fragment_simulator import Fragments, Meeting, functions, translated_fragments
@@ -27,7 +28,11 @@ NARROW = {
     "bf16": lambda raw: (raw.astype(np.uint32) << 16).view(np.float32),
     "f16": lambda raw: raw.view(np.float16).astype(np.float32),
     "tf32": lambda raw: (raw & np.uint32(0xFFFFE000)).view(np.float32),
+    "e4m3": lambda raw: EIGHTHS["f8e4m3"][raw],
+    "e5m2": lambda raw: EIGHTHS["f8e5m2"][raw],
 }
+BYTES = {"tf32": 4, "e4m3": 1, "e5m2": 1}
+"""Of elements, where they are not two."""
 ASM = re.compile(r'(%\w+) = call (\{[^}]*\}) asm sideeffect "([^"]*)", "[^"]*"\((.*)\) convergent nounwind')
 
 
@@ -174,6 +179,8 @@ class Machine(Products, Fragments):
         """Of a box: the tensor's elements, where each of the box's is among them, and whether it is inside."""
         map_, sizes = self.maps[number], self.sizes
         width = 4 if map_.dtype == "tf32" else DTYPES[map_.dtype].bytes
+        if map_.lower:
+            return self.seen_places(map_, width, starts)
         grid = np.meshgrid(*[np.arange(n) + s for n, s in zip(reversed(map_.box), reversed(starts), strict=True)], indexing="ij")
         extents = [evaluate(n, sizes) for n in map_.sizes]
         strides = [width, *(evaluate(n, sizes) for n in map_.strides)]
@@ -183,6 +190,33 @@ class Machine(Products, Fragments):
         for coordinate, extent, stride in zip(reversed(grid), extents, strides, strict=True):
             inside &= (coordinate >= 0) & (coordinate < extent)
             place = place + coordinate * stride
+        return self.params[map_.param], np.where(inside, place, 0).ravel() // width, inside.ravel()
+
+    def seen_places(self, map_: TensorMap, width: int, starts: tuple[int, ...]) -> tuple[Any, Any, Any]:
+        """The same of places, which go on in the next row, and the next image, where one ends (im2col mode)."""
+        rank = len(map_.sizes)
+        first, taps = starts[:rank], starts[rank:]
+        extents = [evaluate(n, self.sizes) for n in map_.sizes]
+        strides = [width, *(evaluate(n, self.sizes) for n in map_.strides)]
+        assert all(s % 16 == 0 for s in strides[1:])
+        at, places = list(first[1:]), []
+        for _ in range(map_.box[1]):
+            places.append(tuple(at))
+            for d, (low, high, step) in enumerate(zip(map_.lower, map_.upper, map_.steps, strict=True)):
+                assert low <= at[d] <= extents[1 + d] - 1 + high
+                at[d] += step
+                if at[d] <= extents[1 + d] - 1 + high:
+                    break
+                at[d] = low
+            else:
+                at[-1] += 1
+        seen = np.array(places)
+        seen[:, :-1] += np.array(taps)
+        channel = first[0] + np.arange(map_.box[0])
+        inside = (seen >= 0).all(1) & (seen < np.array(extents[1:])).all(1)
+        where = evaluate(map_.offset, self.sizes) + seen @ np.array(strides[1:])
+        place = where[:, None] + channel * width
+        inside = inside[:, None] & (channel < extents[0])
         return self.params[map_.param], np.where(inside, place, 0).ravel() // width, inside.ravel()
 
     def lines(self, at: int, count: int, width: int) -> Any:
@@ -249,10 +283,17 @@ class Machine(Products, Fragments):
             return
         number, a, b, adds = self.local.pending
         self.local.pending = None
+        (count,) = map(int, re.findall(r"mov\.b64 b, \$(\d+);", self.texts[number]))
+        self.carry_out(self.texts[number], np.ctypeslib.as_array((ctypes.c_float * (count // 2)).from_address(sums)), a, b, adds)
+
+    def multiply_at_once(self, number: int, sums: int, count: int, a: int, b: int) -> None:
+        """A piece of assembly that sets ``count`` sums and waits for that."""
+        self.groups[self.local.thread // 128].wait(PATIENCE)
+        self.carry_out(self.texts[number], np.ctypeslib.as_array((ctypes.c_float * count).from_address(sums)), a, b, 0)
+
+    def carry_out(self, text: str, out: Any, a: int, b: int, adds: int) -> None:
         shared = self.seen()
-        text = self.texts[number]
         (count,) = map(int, re.findall(r"mov\.b64 b, \$(\d+);", text))
-        out = np.ctypeslib.as_array((ctypes.c_float * (count // 2)).from_address(sums))
         held: dict[str, int] = {f"${count - 1}": a, f"${count}": b}
         for line in text.split(";"):
             words = re.findall(r"[\w$.]+", line)
@@ -263,20 +304,20 @@ class Machine(Products, Fragments):
             elif words[:1] and words[0].startswith("wgmma.mma_async"):
                 registers = [int(r[1:]) for r in re.findall(r"\$\d+", line.partition("{")[2].partition("}")[0])]
                 left, right, keeps, _, _, *across = re.findall(r"[\w$.]+", line.partition("}")[2])
-                kind = words[0].rsplit(".", 1)[1]
-                across_a, across_b = map(int, across) if kind != "tf32" else (0, 0)
-                mine = self.part(shared, held[left], held[right], across_a, across_b, kind, 2 * len(registers))
+                kinds = words[0].split(".")[-2:]
+                across_a, across_b = map(int, across) if across else (0, 0)
+                mine = self.part(shared, held[left], held[right], across_a, across_b, kinds, 2 * len(registers))
                 assert not np.isnan(mine).any(), "what has not come is multiplied"  # no test of these has NaN among its data
                 first, last = registers[0], registers[-1] + 1
                 out[first:last] = mine + (out[first:last] if keeps == "1" or adds else 0)
 
-    def part(self, shared: Any, a: int, b: int, across_a: int, across_b: int, kind: str, columns: int) -> Any:
-        """A thread's sums of 64 x ``columns``, 16 deep (8 of TF32)."""
-        t, k = self.local.thread % 128, np.arange(8 if kind == "tf32" else 16)
+    def part(self, shared: Any, a: int, b: int, across_a: int, across_b: int, kinds: list[str], columns: int) -> Any:
+        """A thread's sums of 64 x ``columns``, 32 bytes deep."""
+        t, k = self.local.thread % 128, np.arange(32 // BYTES.get(kinds[0], 2))
         rows = t // 32 * 16 + t % 32 // 4 + np.array([0, 8])
         cols = (np.arange(columns // 8)[:, None] * 8 + t % 4 * 2 + np.arange(2)).ravel()
-        left = self.elements(shared, a, rows, k, across_a, kind)
-        right = self.elements(shared, b, cols, k, across_b, kind)
+        left = self.elements(shared, a, rows, k, across_a, kinds[0])
+        right = self.elements(shared, b, cols, k, across_b, kinds[1])
         sums = left @ right.T  # [2 rows, columns / 4]
         return sums.reshape(2, columns // 8, 2).transpose(1, 0, 2).ravel()
 
@@ -288,8 +329,10 @@ class Machine(Products, Fragments):
         if sideways:
             place = at + p // 64 * leading + d // 8 * unit + d % 8 * 128 + p % 64 * 2
         else:
-            place = at + p // 8 * unit + p % 8 * 128 + d * (4 if kind == "tf32" else 2)
+            place = at + p // 8 * unit + p % 8 * 128 + d * BYTES.get(kind, 2)
         place = swizzled(place)
+        if kind in ("e4m3", "e5m2"):
+            return NARROW[kind](shared[place])
         if kind == "tf32":
             return NARROW[kind](sum(shared[place + n].astype(np.uint32) << 8 * n for n in range(4)))
         raw = shared[place].astype(np.uint16) | shared[place + 1].astype(np.uint16) << 8
@@ -320,6 +363,11 @@ def translated(text: str, shared: int) -> tuple[str, list[str]]:
             return "\n  ".join(lines + unpacked(name, type_))
         count, args = type_.count("float"), given.split(", ")
         lines = [f"{name}.a = alloca [{count} x float]"]
+        if "mma_async" in asm and "wait_group.sync.aligned 0" in asm:
+            lines += [f"{name}.p{n} = getelementptr float, ptr {name}.a, i64 {n}" for n in range(count)]
+            lines.append(f"call void @sim_at_once(i32 {len(texts)}, ptr {name}.a, i32 {count}, {', '.join(args)})")
+            texts.append(asm)
+            return "\n  ".join(lines + unpacked(name, type_))
         for n, value in enumerate(args[:count]):
             lines += [f"{name}.p{n} = getelementptr float, ptr {name}.a, i64 {n}", f"store {value}, ptr {name}.p{n}"]
         rest = args[count:]
@@ -370,6 +418,7 @@ def translated(text: str, shared: int) -> tuple[str, list[str]]:
     for name, short in names.items():
         text = re.sub(rf"@llvm\.nvvm\.{re.escape(name)}\(", f"@sim_{short}(", text)
     text = re.sub(r"@llvm\.nvvm\.cp\.async\.bulk\.tensor\.(g2s|s2g)\.tile\.(\d)d\(", r"@sim_\1_\2(", text)
+    text = re.sub(r"@llvm\.nvvm\.cp\.async\.bulk\.tensor\.g2s\.im2col\.(\d)d\(", r"@sim_places_\1(", text)
     declared: list[str] = []
     for line in text.splitlines():
         if not (line.startswith("declare") and line in declared):
@@ -377,6 +426,7 @@ def translated(text: str, shared: int) -> tuple[str, list[str]]:
     extra = "declare void @sim_found(ptr, i32)\ndeclare void @sim_multiply(i32, ptr, i64, i64, i32)\n"
     extra += "declare void @sim_add(ptr, float, float, float, float)\n"
     extra += "declare void @sim_finish(i32, ptr)\ndeclare void @sim_wait(i32, ptr, i32)\n"
+    extra += "declare void @sim_at_once(i32, ptr, i32, i64, i64)\n"
     extra += "declare void @sim_start(i32, ptr, i32, ptr, i32, i64, i64)\n"
     return extra + "\n".join(declared), texts
 
@@ -430,6 +480,7 @@ def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], si
         "sim_add": made(None, [place, *[number] * 4], m.add),
         "sim_registers": made(None, [word], lambda n: None),
         "sim_multiply": made(None, [word, place, wide, wide, word], m.multiply),
+        "sim_at_once": made(None, [word, place, word, wide, wide], m.multiply_at_once),
         "sim_finish": made(None, [word, place], m.finish),
     }
     imported |= functions(m, made)
@@ -438,6 +489,11 @@ def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], si
         imported[f"sim_g2s_{rank}"] = made(
             None, [place, place, place, *[word] * rank, *last],
             lambda to, at, map_, *rest, rank=rank: m.load((map_ or 0) - 1, to, at, *rest[:rank]),
+        )  # fmt: skip
+        seen = [*[word] * rank, *[ctypes.c_int16] * (rank - 2)]
+        imported[f"sim_places_{rank}"] = made(
+            None, [place, place, place, *seen, *last],
+            lambda to, at, map_, *rest, rank=rank: m.load((map_ or 0) - 1, to, at, *rest[: 2 * rank - 2]),
         )  # fmt: skip
         imported[f"sim_s2g_{rank}"] = made(
             None, [place, place, *[word] * rank, wide, ctypes.c_bool],
