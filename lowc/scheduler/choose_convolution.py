@@ -32,7 +32,6 @@ SHALLOW = 4  # channels of the input up to which steps do no harm
 GROWING, FLAT = 160, 64  # channels that products sum over at most, where results lie along rows, or along channels
 ZEN = "znver"  # how LLVM's names of AMD's processors begin; where gradients were measured, and those of one tap
 MANY_TAPS, WIDE_ROWS = 25, 28  # of one channel in a group, from which on gradients of weights along rows were faster
-NEAR_BYTES = 20 << 20  # of both factors, beyond which they are far away, and their copies too
 WEIGHTS, PLACES = 1 << 20, 256  # of more weights than stay in the caches while images are read, and many places
 
 
@@ -116,9 +115,8 @@ def _gradient_slower(
     plain = constant(groups) == prod(taps) == 1 and not apart and x[2:] == out.shape[2:]
     if not plain or not _on_zen(target, dtype, w, out):
         return f"{OTHERS}: a {wanted} of {made} channels of {channels}, {'x'.join(map(str, taps))} taps"
-    size = dtype.bytes * (made + channels) * prod(constant(n) or 1 for n in (x[0], *x[2:]))
-    if wanted == "gradient of weight" and (along_rows or (dtype == f32 and size > NEAR_BYTES)):
-        return f"{OTHERS}: a {wanted} of {size} bytes"
+    if wanted == "gradient of weight" and (along_rows or dtype == f32):  # of few sums, which two cores do not share well
+        return f"{OTHERS}: a {wanted}, {dtype}"
     return ""
 
 
@@ -148,8 +146,8 @@ def _direct_slower(
 
 
 def _on_zen(target: Target, dtype: DType, w: Sequence[Index], out: TensorMeta) -> bool:
-    """Whether a convolution of one tap is one of those that were measured to be faster on Zen 5, where oneDNN's of f32 take twice
-    the time, and those of bf16 at least the same where channels lie side by side, in pairs."""
+    """Whether a convolution of one tap is one of those that were measured to be faster on Zen 5: by one thread in f32, where ATen
+    calls MKL, in half the time; by two, and bf16 in pairs where channels lie side by side, as fast as oneDNN's or faster."""
     made, channels = (constant(n) or 0 for n in w[:2])
     lies = dtype == f32 or (constant(out.strides[-1]) != 1 and made % 2 == channels % 2 == 0)
     return target.cpu.startswith(ZEN) and lies and min(made, channels) >= CHANNELS
