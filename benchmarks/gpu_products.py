@@ -93,7 +93,7 @@ def checks(dtype: torch.dtype) -> dict[str, tuple[Case, dict[str, Any]]]:
     add("gelu + residual, many tiles", lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, *wide, random(4000, 1600, dtype=dtype))
     add("bf16 and f32 out, many tiles", lambda x, w, b: ((y := F.linear(x, w, b)), y.float() * 2), *wide)
     add("many small", torch.bmm, random(300, 100, 40, dtype=dtype), random(300, 40, 264, dtype=dtype))
-    for m, n, k in ((1500, 3000, 520), (2560, 2560, 1032), (5000, 3000, 264), (16, 11000, 2056)):  # columns behind the last strip
+    for m, n, k in ((1500, 3000, 520), (2560, 2560, 1032), (5000, 3000, 2000)):  # columns behind the last strip
         add(f"finer {m}x{n}x{k}", mm, laid((m, k), "n", dtype), laid((k, n), "t", dtype))
         add(f"finer {m}x{n}x{k} silu", lambda x, y: F.silu(x @ y), laid((m, k), "n", dtype), laid((k, n), "t", dtype))
     add("persistent", mm, laid((3000, 192), "n", dtype), laid((192, 5000), "t", dtype))

@@ -66,6 +66,10 @@ FASTER = (
     Faster(1.36, (12, ANY), (64, 64), (64, 64), (64, 4096)),
 )
 
+ACCURATE = 1.06  # times as long as its products of float8 of fewer bits, relative to lowc's own, the library's accurate ones take
+FASTER_EIGHTHS = (Faster(1.5, (1, 1), (16, 128), (4096, 4096), (4096, 14336)),)
+"""The same of float8 (benchmarks/results/h200_fp8.md)."""
+
 
 def library(target: Target, options: Options) -> Whose:
     """For ``lowering``: why a product of tensors of a dtype and of these shapes is the library's; "" for one of lowc's own.
@@ -139,9 +143,14 @@ def _slower_of_eighths(x: Sequence[Index], y: Sequence[Index], followed: bool, l
     rows, depth, columns = (constant(n) for n in (*x, y[-1]))
     if rows is None or depth is None or columns is None:
         return "how large it is only the call tells; lowc's own with option matmul='own'"
+    size = Size(1, rows, columns, depth, width=1, apart=not loose)
+    if any(f.has(size) for f in FASTER_EIGHTHS):
+        return ""
     if min(rows, columns, depth) < LEAST:
         return "it is small, and not among those that were measured; lowc's own with option matmul='own'"
-    gain = gain_of(Size(1, rows, columns, depth, width=1, apart=not loose), followed, True, processors)
+    if depth % tiles.LINE:
+        return "rows begin at no multiple of 128 bytes, which the library does faster; lowc's own with option matmul='own'"
+    gain = gain_of(size, followed, True, processors) * (1 if loose else ACCURATE)
     return "" if gain >= GAIN else f"which takes {gain:.2f} of what lowc's own would; with option matmul='own' it is lowc's"
 
 
@@ -167,4 +176,4 @@ def _shared(size: Size, processors: int) -> float:
     """Spans that the largest tiles take where no multiprocessor waits for others."""
     high, wide = WAYS[0].tile
     each = size.batch * size.rows * size.columns / (high * wide * processors)
-    return START + each * (size.depth / tiles.SPAN * WAYS[0].span + WAYS[0].end)
+    return START + each * (size.depth * size.width / tiles.LINE * WAYS[0].span + WAYS[0].end)

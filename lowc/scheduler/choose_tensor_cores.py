@@ -76,10 +76,7 @@ WAYS = (
     Way((128, 128), 1, 2, 0.53, 1.1),
     Way((128, 64), 1, 2, 0.44, 0.5),
 )
-FINER = (
-    *(Way((128, wide), 2, 1, 0.04 + wide / 256, 0.3 + wide / 160) for wide in range(136, 256, 8) if wide != 192),
-    *(Way((64, wide), 1, 1, 0.04 + wide * 0.0028, 0.4 + wide / 256) for wide in range(72, 128, 8)),
-)
+FINER = tuple(Way((128, wide), 2, 1, 0.04 + wide / 256, 0.3 + wide / 160) for wide in range(136, 256, 8) if wide != 192)
 """Those whose last columns threads store, for products in one piece.  Their times are between those of others."""
 APART = (
     Way((256, 128), 2, 1, 1.05, 1.6),
