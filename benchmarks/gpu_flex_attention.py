@@ -1,11 +1,13 @@
 """``flex_attention`` on a GPU: lowc's own kernel beside Inductor's template (Triton) and the formula, in turn in one process.
 
-    python -m benchmarks.gpu_flex_attention [--check] [--only D128,T4096] [--rounds 7] [--name h200_flex_attention]
+    python -m benchmarks.gpu_flex_attention [--gradients] [--check] [--checks D64/ALiBi] [--only D128,T4096/D64] [--rounds 7]
+        [--name h200_flex_attention]
 
 ``--check`` compares with float64 first, over functions, lengths, widths of heads, shared heads and lengths of the call, and times
 nothing if something is wrong.  Times are of CUDA graphs of some calls each, sides in turn, each a burst after a pause; the median
 of the rounds counts.  The formula is torch's own, with whole matrices of scores: what a backend gets that leaves the op alone.
-It cannot be in a CUDA graph, and is timed by itself, up to ``DENSE`` queries.  Results: ``benchmarks/results/NAME.md``.
+It cannot be in a CUDA graph, and is timed by itself, up to ``DENSE`` queries.  With ``--gradients`` all that is of the backward
+pass: gradients of queries, keys and values from that of the result.  Results: ``benchmarks/results/NAME.md``.
 """
 
 import sys
@@ -16,11 +18,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch
 from torch.nn.attention import flex_attention as torchs
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.gpu_attention import Ways, qkv
-from benchmarks.gpu_matmul import DTYPES, RESULTS, Graph, arguments, error, in_turn, replayed
+from benchmarks.gpu_matmul import (
+    BURST,
+    DTYPES,
+    RESULTS,
+    Graph,
+    arguments,
+    burst,
+    error,
+    in_turn,
+    random,
+    replayed,
+)
 from benchmarks.report import table
 
 CALLS = 2  # of a CUDA graph
@@ -96,18 +110,27 @@ def checks(dtype: torch.dtype) -> dict[str, Case]:
     return found
 
 
-def check(dtype: torch.dtype) -> int:
-    """How many checks fail; prints those."""
+def check(dtype: torch.dtype, gradients: bool, wanted: list[str]) -> int:
+    """How many checks fail, of those whose names have one of ``wanted`` (if there are any); prints those."""
     failed, began = 0, time.perf_counter()
-    made = checks(dtype)
+    made = {n: c for n, c in checks(dtype).items() if not wanted or any(part in n for part in wanted)}
+    if gradients:
+        made = {n: c for n, c in made.items() if c.deep <= 128}  # wider ones are torch's
     for name, case in made.items():
         torch._dynamo.reset()
         function, args = case.function(), case.args(dtype)
+        if gradients:
+            function = differentiated(function, case.lse)
         exact, eager = (clean(function(*a)) for a in ([x.double() for x in args], args))
-        ways = Ways()
+        ways = Ways("gradients" if gradients else "choices")
         try:
             with ways:
-                compiled = torch.compile(function, backend="lowc", fullgraph=True, options={**OPTIONS, "check": True})
+                options = {**OPTIONS, "check": True}
+                if gradients:
+                    inner = torch.compile(case.function(), backend="lowc", fullgraph=True, options=options)
+                    compiled: Function = differentiated(inner, case.lse)
+                else:
+                    compiled = torch.compile(function, backend="lowc", fullgraph=True, options=options)
                 ours = max(error(clean(compiled(*args)), exact) for _ in range(3))
                 torch.cuda.synchronize()
         except Exception as problem:
@@ -123,6 +146,20 @@ def check(dtype: torch.dtype) -> int:
             failed += 1
     print(f"{dtype}: {len(made) - failed} of {len(made)} checks pass, {time.perf_counter() - began:.0f} s", flush=True)
     return failed
+
+
+def differentiated(function: Function, lse: bool) -> Function:
+    """The gradients of random sums of what ``function`` gives."""
+
+    def gradients(*args: Tensor) -> tuple[Tensor, ...]:
+        args = tuple([a.detach().requires_grad_() for a in args])
+        with torch.enable_grad():
+            found = clean(function(*args))
+            generator = torch.Generator("cuda").manual_seed(2)
+            wanted = [torch.randn(x.shape, device="cuda", generator=generator).bfloat16().to(x.dtype) for x in found]
+            return torch.autograd.grad(found[: 1 + lse], args, wanted)
+
+    return gradients
 
 
 def clean(found: Any) -> tuple[Tensor, ...]:
@@ -145,8 +182,10 @@ def cases() -> dict[str, Case]:
     return found
 
 
-def measure(case: Case, dtype: torch.dtype, rounds: int) -> tuple[dict[str, float], float]:
+def measure(case: Case, dtype: torch.dtype, rounds: int, gradients: bool) -> tuple[dict[str, float], float]:
     """Milliseconds by side; the relative difference of lowc's result to Inductor's."""
+    if gradients:
+        return measure_gradients(case, dtype, rounds)
     args = case.args(dtype)
     torch._dynamo.reset()
     sides = {"own": torch.compile(case.function(), backend="lowc", options=OPTIONS, dynamic=False)}
@@ -158,6 +197,42 @@ def measure(case: Case, dtype: torch.dtype, rounds: int) -> tuple[dict[str, floa
     if case.rows <= DENSE:
         found["formula"] = dense(case.function(), args)
     return found, apart
+
+
+def measure_gradients(case: Case, dtype: torch.dtype, rounds: int) -> tuple[dict[str, float], float]:
+    """The same of the backward pass."""
+    args = tuple([a.requires_grad_() for a in case.args(dtype)])
+    grad = random(*args[0].shape[:3], args[2].shape[3], dtype=dtype)
+    torch._dynamo.reset()
+    sides: dict[str, Function] = {"own": torch.compile(case.function(), backend="lowc", options=OPTIONS, dynamic=False)}
+    sides["Inductor"] = torch.compile(case.function(), dynamic=False)
+    graphs: dict[str, Graph] = {}
+    results: dict[str, tuple[Tensor, ...]] = {}
+    with torch.enable_grad():
+        for name, side in sides.items():
+            graphs[name], results[name] = backward(side, args, grad)
+        apart = error(results["own"], tuple([x.double() for x in results["Inductor"]]))
+        found = in_turn(graphs, rounds)
+        if case.rows <= DENSE:
+            del graphs, results
+            out = case.function()(*args)
+            found["formula"] = dense(lambda: torch.autograd.grad(out, args, grad, retain_graph=True), ())
+    return found, apart
+
+
+def backward(function: Function, args: tuple[Tensor, ...], grad: Tensor) -> tuple[Graph, tuple[Tensor, ...]]:
+    """A CUDA graph of the backward pass of ``function``, and what it gives."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # where the forward pass was is where autograd has the backward pass
+        out = function(*args)
+        found = [torch.autograd.grad(out, args, grad, retain_graph=True) for _ in range(3)][-1]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        kept = torch.autograd.grad(out, args, grad, retain_graph=True)
+    replays = max(1, round(BURST / max(burst(graph, 1, 2), 1e-3)))
+    return Graph(graph, 1, replays, lambda: (out, kept)), found
 
 
 def dense(function: Function, args: tuple[Tensor, ...]) -> float:
@@ -177,15 +252,17 @@ def main() -> None:
     given = arguments()
     dtype = DTYPES[given.dtype]
     torchs._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True  # eager is the formula; else Dynamo is asked each time
+    functorch.donated_buffer = False  # backward passes are repeated
     with torch.no_grad():
-        if given.check and sum(check(d) for d in (torch.bfloat16, torch.float16)):
+        wanted = [part for part in given.checks.split("/") if part]
+        if (given.check or wanted) and sum(check(d, given.gradients, wanted) for d in (torch.bfloat16, torch.float16)):
             sys.exit(1)
         lines: list[list[str]] = []
         for name, case in cases().items():
             if given.only and not any(all(part in name for part in either.split(",")) for either in given.only.split("/")):
                 continue
             try:
-                found, apart = measure(case, dtype, given.rounds)
+                found, apart = measure(case, dtype, given.rounds, given.gradients)
             except Exception as problem:
                 print(f"{name}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
                 continue
@@ -196,7 +273,8 @@ def main() -> None:
             if not apart < 1e-2:
                 sys.exit(f"{name}: results differ")
             lines.append(line)
-    text = table(["flex_attention", "own us", "Inductor us", "formula us", "Inductor / own", "formula / own"], lines)
+    what = "gradients of flex_attention" if given.gradients else "flex_attention"
+    text = table([what, "own us", "Inductor us", "formula us", "Inductor / own", "formula / own"], lines)
     print(text)
     if given.name:
         title = f"# flex_attention on {torch.cuda.get_device_name()}, {given.dtype}"

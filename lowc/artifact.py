@@ -45,6 +45,9 @@ class TensorMap:
     ``param``: position of the buffer.  ``dtype``: in ``MAP_DTYPES``; "tf32": of f32, rounded to it on the way.  ``offset`` in
     bytes; ``sizes`` in elements, innermost first; ``strides`` in bytes, of the dimensions but the first, whose elements are
     neighbours; ``box``: elements along each dimension that are copied at a time.  All over the kernel's sizes.
+
+    Of places (``ir/places.py``): ``box`` is how many channels of how many places, ``lower``, ``upper`` and ``steps`` are of the
+    dimensions between the first and the last.
     """
 
     param: int
@@ -53,6 +56,9 @@ class TensorMap:
     sizes: tuple[Index, ...]
     strides: tuple[Index, ...]
     box: tuple[int, ...]
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,9 @@ RECORD_WORDS = 8
 MAP_SLOTS = 16  # of a tensor map's 128 bytes
 MAP_RANK = 5  # dimensions at most
 MAP_VALUES = 2 * MAP_RANK  # of a MAP record: the offset in bytes, then sizes, then strides in bytes
-MAP_FORM = 2 + 2 * MAP_RANK  # 32-bit words: the driver's number of the dtype, the rank, the box, the steps within it (1)
+MAP_FORM = 3 + 2 * MAP_RANK + 2 * (MAP_RANK - 2)
+"""32-bit words of a MAP record: the driver's number of the dtype, the rank, the box, the steps within it; 1 if it is of places;
+their ``lower`` and ``upper``."""
 MAP_DTYPES = {"f8e4m3": 0, "f8e5m2": 0, "f16": 6, "f32": 7, "bf16": 9, "tf32": 11}  # CUtensorMapDataType; of 8 bits: bytes
 
 # What the walker of launch tables finds in its table of functions, behind the context.
@@ -123,6 +131,7 @@ DRIVER_FUNCTIONS = (
     "cuEventRecord",
     "cuStreamWaitEvent",
     "cuTensorMapEncodeTiled",
+    "cuTensorMapEncodeIm2col",
 )
 
 

@@ -1,10 +1,12 @@
-"""``mode="max-autotune"``: which products, attentions and convolutions are lowc's own and which a library's is measured.
+"""``mode="max-autotune"``: which products, attentions and convolutions are lowc's own and which a library's is measured, and
+which of their schedules those of lowc's own get.
 
     ir.Graph ─ what may be either ─ compile, time, flip one kind, compile, time ... ─ Decided ─ compiler
 
 The whole graph is compiled and timed on made inputs with the choice for one kind of nodes turned over, so that what is fused
 with a kernel of lowc's own counts.  Nodes of one kind (op, types, who uses them) are decided together, those that read most
-first, until the budget of seconds is spent; each decision stands on those before it.  The result is what the cache keeps: a
+first, until the budget of seconds is spent; each decision stands on those before it.  Then all are tried with the next schedules
+by the model, instead of the best.  The result is what the cache keeps: a
 graph that is found there is not measured again.
 
 Nothing is measured, and all is as in the default mode, where sizes are known only when called, where made inputs find no room
@@ -39,6 +41,7 @@ AS_THEY_ARE = (  # ops whose results have the elements of what they take
     "aten.view.", "aten.unsqueeze.", "aten.squeeze.", "aten.expand.", "aten.permute.", "aten.slice.", "aten.select.",
     "aten.clone.", "aten._to_copy.",
 )  # fmt: skip
+TRIED = 3  # schedules of a kind, the best by the model among them
 GAIN = 1.02  # what the present choice must take of the other's time, at least, for that to be taken
 
 
@@ -91,24 +94,42 @@ def _measured(graph: Graph, constants: Sequence[Any], options: Options) -> Decid
     # Raises where a kernel has no code: a part of the graph is ATen's then, and that is not what would be timed.
     best = compiler.compile_graph(graph, constants, quiet)
     taken = Decided(asked)
-    with _progress(graph.name, len(kinds)) as advance:
-        for number, kind in enumerate(kinds):
-            advance(number)
+
+    def measured(kind: Kind, other: Decided, said: str) -> tuple[float, Any]:
+        """How many times as long as with ``other`` the graph takes as it is best so far, and the graph with that; 0: unknown."""
+        try:
+            made = compiler.compile_graph(graph, constants, quiet, None, other)
+            gain = 1 / ratio(best, made, inputs)
+        except Exception as error:
+            log.info("not measured: %s of graph %s: %s", kind.nodes[0], graph.name, error)
+            return 0.0, best
+        log.info("%s of graph %s: %s %.3f of the time", kind.nodes[0], graph.name, said, 1 / gain)
+        return gain, made
+
+    trials = [(kind, number) for number in range(TRIED) for kind in kinds]
+    spent = set[str]()  # of these kinds there are no more schedules
+    with _progress(graph.name, len(trials)) as advance:
+        for done, (kind, number) in enumerate(trials):
+            advance(done)
             if time.monotonic() > until:
-                log.info("autotune_budget_s is spent: %d of %d kinds of ops are not measured", len(kinds) - number, len(kinds))
+                left = len(trials) - done
+                log.info("autotune_budget_s is spent: %d of %d choices are not measured", left, len(trials))
                 break
-            turned = _with(taken, kind, not kind.own)
-            try:
-                other = compiler.compile_graph(graph, constants, quiet, None, turned)
-                gain = 1 / ratio(best, other, inputs)
-            except Exception as error:
-                log.info("not measured: %s of graph %s: %s", kind.nodes[0], graph.name, error)
-                continue
-            log.info("%s of graph %s: %s %.3f of the time", kind.nodes[0], graph.name, _said(kind), 1 / gain)
-            if gain >= GAIN:
-                taken, best = _with(taken, kind, not kind.own, gain), other
-            else:
-                taken = _with(taken, kind, kind.own, 1 / gain)
+            first = kind.nodes[0]
+            if not number:
+                gain, other = measured(kind, _with(taken, kind, not kind.own), _said(kind))
+                if gain >= GAIN:
+                    taken, best = _with(taken, kind, not kind.own, gain), other
+                elif gain:
+                    taken = _with(taken, kind, kind.own, 1 / gain)
+            elif first not in spent:
+                gain, other = measured(kind, _scheduled(taken, kind, number), f"lowc's own by schedule {number + 1} takes")
+                if gain >= GAIN:  # of several the fastest may be so by chance: it has to be so twice
+                    gain = min(gain, 1 / ratio(best, other, inputs))
+                if gain >= GAIN:
+                    taken, best = _scheduled(taken, kind, number, gain), other
+                elif not gain:
+                    spent.add(first)
     return taken
 
 
@@ -122,6 +143,17 @@ def _with(taken: Decided, kind: Kind, own: bool, times: float = 0.0) -> Decided:
     why = f"measured: with {otherwise} the graph takes {times:.2f} times as long" if times else "is being measured"
     names = dict.fromkeys(kind.nodes, why)
     return taken._replace(own={**taken.own, **names}) if own else taken._replace(left={**taken.left, **names})
+
+
+def _scheduled(taken: Decided, kind: Kind, number: int, times: float = 0.0) -> Decided:
+    """``kind`` is lowc's own, by the schedule of that number; ``times``: the graph's time without that over its time with it."""
+    first = kind.nodes[0]
+    before = "a library's" if first in taken.left else f"number {taken.schedules.get(first, 0) + 1}"
+    said = f"schedule {number + 1} by the model, with {before} the graph takes {times:.2f} times as long"
+    why = f"{taken.own[first]}; {said}" if first in taken.own else f"measured: {said}"
+    left = {node: reason for node, reason in taken.left.items() if node not in kind.nodes}
+    schedules = {**taken.schedules, **dict.fromkeys(kind.nodes, number)}
+    return Decided(taken.asked, {**taken.own, **dict.fromkeys(kind.nodes, why)}, left, schedules)
 
 
 # ---------------------------------------------------------------- what may be either

@@ -20,7 +20,7 @@ def lowc_backend(
     Raises OptionError for an unknown mode, option or value.
     """
     chosen = parse(mode, options)
-    from lowc.cache.place import folder_of
+    from lowc.cache.folder import folder_of
     from lowc.frontend.aot import compile_module
     from lowc.reuse import compile_or_reuse, is_kept, lowered_ops
     from lowc.traces import Traces

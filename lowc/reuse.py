@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Any
 from lowc.cache import key as keys
 from lowc.cache.entry import Damaged, digest_of
 from lowc.cache.folder import Folder
-from lowc.once import same
 from lowc.options import Options, is_tuned, with_stream
-from lowc.trace import Trace
 
 if TYPE_CHECKING:
     from lowc.cache.codec import Stored
     from lowc.frontend.unread import Source
     from lowc.ir.graph import Graph
-    from lowc.runtime.linker import Library
     from lowc.runtime.program import Program
+    from lowc.trace import Trace
 
 log = logging.getLogger("lowc.cache")
 
@@ -40,6 +38,8 @@ def compile_or_reuse(source: "Source", options: Options, folder: Folder | None) 
     if folder is None or not is_kept(options):
         graph, constants, _ = source.read()
         return _compiled(graph, constants, options)
+    from lowc.trace import Trace
+
     trace = Trace()
     with trace.phase("key"):
         key = key_of(source, options, folder)
@@ -85,7 +85,7 @@ def lowered_ops(folder: Folder | None) -> frozenset[str]:
 OPS = "the ops that lowc has kernels for"
 
 
-def _compiled(graph: "Graph", constants: Sequence[Any], options: Options, trace: Trace | None = None) -> Compiled:
+def _compiled(graph: "Graph", constants: Sequence[Any], options: Options, trace: "Trace | None" = None) -> Compiled:
     if is_tuned(options):
         from lowc.autotune import compile_tuned
 
@@ -152,7 +152,7 @@ def _bound(stored: "Stored", name: str, constants: Sequence[Any], options: Optio
         from lowc.runtime.cuda import program as gpu
 
         index = stored.sections["device"].decode().partition(":")[2]
-        walker = _walker(stored.sections["walker"]).address("walk")
+        walker = gpu.walker_of(stored.sections["walker"]).address("walk")
         return gpu.bind(stored.artifact, walker, int(index or 0), constants, with_stream(options, name))
     from lowc.runtime import openmp
     from lowc.runtime.linker import Library
@@ -173,14 +173,6 @@ def _register_ops() -> None:
     flex_attention.register()
     random.register()
     wrapped.register()
-
-
-@same
-def _walker(code: bytes) -> "Library":
-    """The walker of launch tables, loaded once in a process: a device keeps its address."""
-    from lowc.runtime.linker import Library
-
-    return Library(code, ("walk",), {})
 
 
 def keep(folder: Folder, key: str, program: "Program", device: str) -> bool:

@@ -64,6 +64,12 @@ class Trace:
             phase.calls += 1
             self._stack.pop()
 
+    def add(self, name: str, seconds: float) -> None:
+        """A phase that somebody else has measured."""
+        phase = self._stack[-1].inner.setdefault(name, Phase(name))
+        phase.seconds += seconds
+        phase.calls += 1
+
     def count(self, what: str, by: int = 1) -> None:
         self.counters[what] = self.counters.get(what, 0) + by
 

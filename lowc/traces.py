@@ -5,6 +5,7 @@ its graphs by the digests of their keys; all are evicted each for itself, and wi
 """
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,6 @@ from lowc.cache import key as keys
 from lowc.cache.folder import Folder
 from lowc.options import Options
 from lowc.reuse import Compiled, bound, facts_of
-from lowc.trace import Trace
 
 SEVERAL = 4
 """How many of one key are kept, which differ in what they take for granted of sizes."""
@@ -46,16 +46,19 @@ class Traces:
     def bind(self, name: str, digest: str, constants: list[Any]) -> tuple[Compiled, Callable[[], None]] | None:
         """The graph ``name`` whose entry's key has this digest, and what is to be called when it is used; None without that
         entry."""
-        trace = Trace()
-        with trace.phase("cache"):
-            found: Any = None
-            if (entry := self._folder.get_by_digest(digest)) is not None:
-                found = bound(self._folder, *entry, name, constants, self._options)
-        if found is None:
+        begun = time.perf_counter()
+        entry = self._folder.get_by_digest(digest)
+        found = entry and bound(self._folder, *entry, name, constants, self._options)
+        if not found:
             return None
+        taken = time.perf_counter() - begun
 
         def used() -> None:
             if self._options.time:
+                from lowc.trace import Trace
+
+                trace = Trace()
+                trace.add("cache", taken)
                 print(f"lowc: {name} (cache hit, not traced)\n{trace.report()}", file=sys.stderr)
 
         return found.call, used

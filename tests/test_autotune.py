@@ -61,6 +61,39 @@ def test_the_faster_choice_is_taken(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "lowc's own, measured: with a library's the graph takes 2.00 times as long" in capsys.readouterr().out
 
 
+def test_schedules_of_lowcs_own_are_tried(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next ones by the model, as long as there are any; what is fastest is taken, and right."""
+    raced = Raced(monkeypatch, 0.5, 1.1, 0.8)
+    torch.manual_seed(0)
+    x, w = torch.randn(300, 256).double(), torch.randn(256, 200).double()  # by ``auto`` these are ATen's everywhere
+    report = compile_all(lambda x, w: (x @ w).relu(), (x, w), TUNED, backward=False)
+    (graph,) = report.graphs
+    assert raced.calls == 4 and list(graph.decided.schedules.values()) == [2]  # what is faster is timed once more
+    show(report)
+    said = "the graph takes 2.00 times as long; schedule 3 by the model, with number 1 the graph takes 1.25 times as long"
+    assert said in " ".join(capsys.readouterr().out.split())
+    raced.calls = 0
+    torch.testing.assert_close(compiled(lambda x, w: (x @ w).relu())(x, w), (x @ w).relu())
+    assert raced.calls == 4
+
+
+def test_what_the_library_does_faster_than_the_first_schedule_is_tried_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    Raced(monkeypatch, 1.5, 0.8, 0.8, 0.8, 1.0)  # schedule 3 only at first
+    x, w = torch.randn(300, 256).double(), torch.randn(256, 200).double()
+    (graph,) = compile_all(torch.mm, (x, w), TUNED, backward=False).graphs
+    said = "measured: schedule 2 by the model, with a library's the graph takes 1.25 times as long"
+    assert list(graph.decided.own.values()) == [said] and not graph.decided.left
+    assert list(graph.decided.schedules.values()) == [1] and not externs(graph.lowered)
+
+
+def test_a_schedule_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node whose kernels have no such schedule is not measured again."""
+    raced = Raced(monkeypatch, 0.5)
+    x, w = torch.randn(4, 32, 20, 20).double(), torch.randn(32, 1, 3, 3).double()  # of one channel in a group there is one
+    report = compile_all(lambda x, w: F.conv2d(x, w, groups=32).relu(), (x, w), TUNED, backward=False)
+    assert raced.calls == 1 and not report.graphs[0].decided.schedules
+
+
 def test_results_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """With every choice turned over, forward and backward."""
     Raced(monkeypatch, 0.5)

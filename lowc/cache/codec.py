@@ -145,7 +145,7 @@ def _map(each: "TensorMap") -> list[Any]:
     from lowc.ir.index import text
 
     sizes, strides = [text(n) for n in each.sizes], [text(n) for n in each.strides]
-    return [each.param, each.dtype, text(each.offset), sizes, strides, each.box]
+    return [each.param, each.dtype, text(each.offset), sizes, strides, each.box, each.lower, each.upper, each.steps]
 
 
 def _entry(data: list[Any], sizes: Mapping[str, Any]) -> "Entry":
@@ -162,7 +162,7 @@ def _entry(data: list[Any], sizes: Mapping[str, Any]) -> "Entry":
         return parse_index(Cursor(text), scope)
 
     found = [
-        TensorMap(param, dtype, index(offset), tuple(map(index, lengths)), tuple(map(index, strides)), tuple(box))
-        for param, dtype, offset, lengths, strides, box in maps
+        TensorMap(param, dtype, index(offset), tuple(map(index, lengths)), tuple(map(index, strides)), *map(tuple, numbers))
+        for param, dtype, offset, lengths, strides, *numbers in maps
     ]
     return Entry(symbol, index(grid), (threads[0], threads[1]), shared, tuple(aligned), tuple(found))

@@ -12,13 +12,18 @@ wrong (no folder, a full or read-only disk, damage) is logged as a warning, once
 import logging
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from threading import Lock
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lowc.cache import entry
+
+if TYPE_CHECKING:
+    from lowc.options import Options
 
 log = logging.getLogger("lowc.cache")
 
@@ -255,3 +260,30 @@ def _content(path: str) -> bytes:
         if why := _unsafe(found):
             raise PermissionError(why)
         return file.readall()
+
+
+# ------------------------------------------------------------ which folder
+
+MIB = 1 << 20
+
+
+def folder_of(options: "Options") -> Folder | None:
+    """The folder that ``options`` mean; None if they switch the cache off.  One object a folder, which warns once."""
+    if not options.cache or options.cache_limit_mb <= 0:
+        return None
+    return _folder(os.path.abspath(options.cache_dir or default()), options.cache_limit_mb * MIB)
+
+
+@cache
+def _folder(path: str, limit: int) -> Folder:
+    return Folder(path, limit)
+
+
+def default() -> str:
+    """The folder "lowc" where this system keeps a user's caches."""
+    if sys.platform == "linux":  # what platformdirs says there, without the time that its import takes
+        home = os.environ.get("XDG_CACHE_HOME", "").strip()
+        return os.path.join(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "lowc")
+    from platformdirs import user_cache_dir
+
+    return user_cache_dir("lowc", appauthor=False)

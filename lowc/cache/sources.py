@@ -1,34 +1,45 @@
 """A digest of lowc's own sources: part of every key, so that an edited checkout never finds what it made before the edit.
 
-Reading all files takes longer than binding a graph, so the digest is kept in the cache as well, under the names, sizes, times and
-inodes of the files.  A change that none of those shows would have to be made within the time that a clock tick of the file system
-takes; so nothing is kept while a file is younger than ``YOUNG``.
+Reading all files takes longer than binding a graph, so the digest is kept in the cache as well, with the names of all files and
+folders, and their sizes, times and inodes.  A later process asks the system for these alone, one call for each: a file that is
+new, gone or has another name shows in the times of its folder.  A change that none of them shows would have to be made within the
+time that a clock tick of the file system takes; so nothing is kept while one of them is younger than ``YOUNG``.
 """
 
+import marshal
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256
 
 from lowc.cache.folder import Folder
 
 YOUNG = 3.0  # seconds
-DIGEST = "digest"
+NAMES, STAMP, DIGEST = "names", "stamp", "digest"
+
+Seen = list[tuple[int, int, int, int]]
+"""Of each name: size, times of the last change of its content and of itself in ns, inode."""
 
 
 @cache
 def known(home: str, folder: Folder | None) -> str:
     """``digest(home)``, from ``folder`` if it is there; "" if there are no sources.  Asked for once in a process."""
-    stamp, young = stamped(home)
-    if folder is None or young or not stamp:
+    if folder is None:
         return digest(home)
-    key = f"digest of the sources {home}\n{stamp}"
-    if (sections := folder.get(key)) is not None:
-        return sections.get(DIGEST, b"").decode()
+    key = f"digest of the sources {home}"
+    kept = folder.get(key)
+    if kept is not None and kept.keys() == {NAMES, STAMP, DIGEST}:
+        seen = _seen(home, os.fsdecode(kept[NAMES]).split("\n"))
+        if seen and _stamp(seen) == kept[STAMP]:
+            return kept[DIGEST].decode()
+    names = list(_names(home))
+    before = _seen(home, names)
     found = digest(home)
-    if stamped(home) == (stamp, False):  # nobody has written meanwhile
-        folder.put(key, {DIGEST: found.encode()})
+    if found and before and time.time_ns() - max(max(times[1:3]) for times in before) >= YOUNG * 1e9:
+        again = list(_names(home))
+        if (again, _seen(home, again)) == (names, before):  # nobody has written meanwhile
+            folder.put(key, {NAMES: os.fsencode("\n".join(names)), STAMP: _stamp(before), DIGEST: found.encode()})
     return found
 
 
@@ -36,42 +47,51 @@ def digest(home: str) -> str:
     """Of the names and contents of all Python files below ``home``; "" if there are none, or they cannot be read."""
     total, count = sha256(), 0
     try:
-        for path, _ in _files(home):
-            with open(path, "rb", buffering=0) as file:
-                content = file.read()
-            total.update(f"{os.path.relpath(path, home)}\0{len(content)}\0".encode())
-            total.update(content)
-            count += 1
+        for name in _names(home):
+            if name.endswith(".py"):
+                with open(os.path.join(home, name), "rb", buffering=0) as file:
+                    content = file.read()
+                total.update(f"{name}\0{len(content)}\0".encode())
+                total.update(content)
+                count += 1
     except OSError:
         return ""
     return total.hexdigest() if count else ""
 
 
-def stamped(home: str) -> tuple[str, bool]:
-    """What the file system says of these files, "" if there are none; whether one has been written just now."""
-    lines: list[str] = []
-    newest = 0
+def _seen(home: str, names: Sequence[str]) -> Seen:
+    """What the file system says of ``names``; nothing if one is not there."""
     try:
-        for path, found in _files(home):
-            lines.append(f"{path} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}")
-            newest = max(newest, found.st_mtime_ns, found.st_ctime_ns)
+        handle = os.open(home, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return "", True
-    return "\n".join(lines) and sha256("\n".join(lines).encode()).hexdigest(), time.time_ns() - newest < YOUNG * 1e9
+        return []
+    try:
+        found = [os.stat(name, dir_fd=handle) for name in names]  # a whole path would take longer to walk
+    except OSError:
+        return []
+    finally:
+        os.close(handle)
+    return [(each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for each in found]
 
 
-def _files(home: str) -> Iterator[tuple[str, os.stat_result]]:
-    """The Python files below ``home``, in an order that does not depend on the file system.  Raises OSError for one
-    that is gone."""
+def _stamp(seen: Seen) -> bytes:
+    # Version 2 of the format has no marks for what is one object, and so is the same for equal lists.
+    return sha256(marshal.dumps(seen, 2)).digest()
+
+
+def _names(home: str, inside: str = "") -> Iterator[str]:
+    """The folders and the Python files below ``home`` from there, in an order that does not depend on the file system."""
     folders: list[str] = []
-    if not os.path.isdir(home):
+    try:
+        with os.scandir(os.path.join(home, inside)) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
         return
-    with os.scandir(home) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
+    yield inside or "."
     for entry in entries:
         if entry.name.endswith(".py"):
-            yield entry.path, entry.stat()
+            yield os.path.join(inside, entry.name)
         elif entry.name != "__pycache__" and entry.is_dir():
-            folders.append(entry.path)
+            folders.append(os.path.join(inside, entry.name))
     for folder in folders:
-        yield from _files(folder)
+        yield from _names(home, folder)

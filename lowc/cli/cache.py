@@ -47,7 +47,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _folder(chosen: argparse.Namespace) -> "Folder":
     """The folder that would be used; with ``LOWC_CACHE=0`` as well, so that one can look and clear."""
-    from lowc.cache.place import folder_of
+    from lowc.cache.folder import folder_of
 
     options = arguments.options(chosen)._replace(cache=True)
     folder = folder_of(options)

@@ -12,7 +12,7 @@ from torch._functorch import config as functorch
 from torch.autograd import forward_ad
 from torch.fx.experimental import _config as symbolic
 
-from lowc.frontend.unread import NoTextError
+from lowc.frontend.text import NoTextError
 
 _TORCH: Any = torch
 _C: Any = torch._C
@@ -60,7 +60,10 @@ def _registered() -> bool:
     """Whether a user has given one of torch's ops another meaning.  (What is registered below that, kernels of devices, fake ones
     and batched ones, comes with imports of torch's own, and the graph is the same.)"""
     below = ("/Meta", "/CPU", "/CUDA", "/MPS", "/FuncTorchBatched", "/FuncTorchBatchedDecomposition")
-    return any(name.startswith("aten/") and not name.endswith(below) for name in torch.library._impls)
+    # Two thousand names lie all over the memory; those of torch's own fake kernels are set aside without a look at them.
+    own: Any = getattr(_TORCH._meta_registrations, "_meta_lib_dont_use_me_use_register_meta", None)
+    others: set[str] = torch.library._impls - getattr(own, "_op_impls", set[str]())
+    return any(name.startswith("aten/") and not name.endswith(below) for name in others)
 
 
 def _logged() -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from hashlib import sha256
 from threading import Lock
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,8 +34,11 @@ from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowc.frontend.ambient import text_of_settings, text_of_thread
+from lowc.frontend.text import NoTextError
 from lowc.frontend.traced import text_of_traced
-from lowc.frontend.unread import NoTextError, Source
+
+if TYPE_CHECKING:
+    from lowc.frontend.unread import Source
 
 log = logging.getLogger("lowc.cache")
 
@@ -49,20 +52,23 @@ CONSTANTS = 1 << 16
 """Bytes of a tensor that a graph may hold."""
 
 
-class Place(Protocol):
-    """Where it is kept; the cache of lowc, under one set of options."""
+if TYPE_CHECKING:  # making a protocol takes as long as ten nodes
+    from typing import Protocol
 
-    def get(self, text: str, devices: list[str]) -> list[bytes]: ...
+    class Place(Protocol):
+        """Where it is kept; the cache of lowc, under one set of options."""
 
-    def put(self, text: str, devices: list[str], content: bytes) -> None: ...
+        def get(self, text: str, devices: list[str]) -> list[bytes]: ...
 
-    def bind(self, name: str, digest: str, constants: list[Any]) -> tuple[Compiled, Callable[[], None]] | None: ...
+        def put(self, text: str, devices: list[str], content: bytes) -> None: ...
+
+        def bind(self, name: str, digest: str, constants: list[Any]) -> tuple[Compiled, Callable[[], None]] | None: ...
 
 
 class Lookup:
     """For one graph of Dynamo's.  ``missed`` is called before AOTAutograd traces anything, if it does."""
 
-    def __init__(self, place: Place, missed: Callable[[], object]) -> None:
+    def __init__(self, place: "Place", missed: Callable[[], object]) -> None:
         self._place, self._missed = place, missed
         self._text, self._devices, self._settings = "", list[str](), ""
         self.keyed = False
@@ -167,7 +173,7 @@ def _part(named: Any) -> Part:
     return named.fx_graph_cache_info[0]
 
 
-def name(compiled: Any, source: Source) -> None:
+def name(compiled: Any, source: "Source") -> None:
     """Tells torch the name of ``compiled``, which is what was made of ``source`` and nothing more, if it has one."""
     held = source.constants
     if source.kept and all(t.device.type == "cpu" and type(t) is Tensor and t.nbytes <= CONSTANTS for t in held):

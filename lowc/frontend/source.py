@@ -1,15 +1,12 @@
 """Where an FX node comes from: the user's line, and what a node takes over from the one that it is made for."""
 
-import re
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-_FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<scope>.*)$')
-_TORCH = str(Path(torch.__path__[0]))
+_TORCH = str(torch.__path__[0])
 
 
 def user_line(node: fx.Node) -> str:
@@ -22,23 +19,30 @@ def user_line(node: fx.Node) -> str:
 def _innermost(trace: str) -> str:
     """The line of one trace; the ops that one call is taken apart into share it."""
     lines = trace.splitlines()
-    best = inside = ""
-    for number, line in enumerate(lines):
-        frame = _FRAME.match(line)
+    inside = after = ""
+    for line in reversed(lines):
+        frame = _frame(line)
         if frame is None:
+            after = line
             continue
-        code = (
-            lines[number + 1].strip()
-            if number + 1 < len(lines) and not _FRAME.match(lines[number + 1])
-            else ""
-        )
-        code = code.split("    code: ")[-1].removeprefix("code: ")
-        shown = f"{frame['file']}:{frame['line']} in {frame['scope']}" + (f": {code}" if code else "")
-        if frame["file"].startswith((_TORCH, "<eval_with_key>")):  # the latter is code that torch made of a graph
-            inside = shown
-        else:
-            best = shown
-    return best or inside
+        file, where = frame
+        code = after.strip().split("    code: ")[-1].removeprefix("code: ")
+        after = ""
+        shown = where + (f": {code}" if code else "")
+        if not file.startswith((_TORCH, "<eval_with_key>")):  # the latter is code that torch made of a graph
+            return shown
+        inside = inside or shown
+    return inside
+
+
+def _frame(line: str) -> tuple[str, str] | None:
+    """The file of ``  File "model.py", line 3, in f``, and ``model.py:3 in f``; None if it is another line."""
+    start, quote, rest = line.partition('File "')
+    file, found, place = rest.rpartition('", line ')
+    number, comma, scope = place.partition(", in ")
+    if start.strip() or not (quote and found and comma and number.isdecimal()):
+        return None
+    return file, f"{file}:{number} in {scope}"
 
 
 def inherited(node: fx.Node) -> dict[str, Any]:

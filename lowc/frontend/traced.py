@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.types import py_sym_types
 
-from lowc.frontend.symbols import SYMBOLIC
-from lowc.frontend.unread import ABSENT, NoTextError, Printer
+from lowc.frontend.text import ABSENT, NoTextError, Text
 
 _PLAIN = frozenset({FakeTensor, Tensor, torch.nn.Parameter})
 _HARMLESS = frozenset({"dynamo_flat_name_to_original_fqn", "dynamo_compile_id", "backend_id"})
@@ -60,55 +60,61 @@ def text_of_traced(gm: Any, args: Sequence[Any], config: Any) -> tuple[str, list
         raise NoTextError("it is no graph alone")
     if unknown := set(gm.meta) - _HARMLESS:
         raise NoTextError(f"it is marked: {', '.join(map(str, unknown))}")
-    printer = _Traced(gm, args)
-    text = printer.text(config)
-    return text, sorted(printer.devices)
+    written = _Traced(args)
+    text = written.text(gm.graph, config)
+    return text, sorted(written.devices)
 
 
-class _Traced(Printer):
-    def __init__(self, gm: fx.GraphModule, args: Sequence[Any]) -> None:
-        super().__init__(gm)
+class _Traced(Text):
+    def __init__(self, args: Sequence[Any]) -> None:
+        super().__init__()
         self._given: Iterator[Any] = iter(args)
-        self._number = 0
+        self._storages: set[int] = set()  # each is there as long as its tensor is given
+        self._methods: dict[Any, str] = {}
 
-    def text(self, name: Any) -> str:
-        """``name``: the AOTConfig."""
-        sources = [_name(source) for source in name.aot_autograd_arg_pos_to_source or ()]
-        text = self._below(f"traced {[getattr(name, field, None) for field in _CONFIG]} {sources}")
+    def text(self, graph: fx.Graph, config: Any) -> str:
+        sources = [_name(source) for source in config.aot_autograd_arg_pos_to_source or ()]
+        head = f"traced {[getattr(config, field, None) for field in _CONFIG]} {sources}"
+        text = self._whole([head, *[self._node(node) for node in graph.nodes]])
         if next(self._given, None) is not None:
             raise NoTextError("there are more inputs than the graph has")
         return text
 
     def _node(self, node: fx.Node) -> str:
-        op = node.op
-        if node.meta.get("custom"):
+        op, target, meta = node.op, node.target, node.meta
+        if meta.get("custom"):
             raise NoTextError("a node is annotated")
-        if op == "output":
-            return f"output({self._arg(node.args[0])})"
-        if op == "placeholder":
-            given = next(self._given, ABSENT)
-            return f"{node.name} = placeholder {self._input(given)}{self._alone(node, given)}{self._line(node)}"
         if op == "call_function":
-            name = self._target(node.target)
+            name = self._targets.get(target) or self._target(target)
         elif op == "call_method":
-            name = self._method(str(node.target))
+            name = self._methods.get(target) or self._method(target)
+        elif op == "placeholder":
+            return f"{node.name} = placeholder {self._input(next(self._given, ABSENT))}{self._line(node)}"
+        elif op == "output":
+            return f"output({self._arg(node.args[0])})"
         else:
-            raise NoTextError(f"{op} of {node.target}")
-        args = [self._arg(arg) for arg in node.args] + [f"{key}={self._arg(arg)}" for key, arg in node.kwargs.items()]
-        return f"{node.name} = {name}({', '.join(args)}) {self._made(node.meta.get('example_value'))}{self._line(node)}"
+            raise NoTextError(f"{op} of {target}")
+        # What most are is written here, as a call takes as long as all else of a node.
+        args = [f"%{arg.name}" if type(arg) is fx.Node else self._arg(arg) for arg in node.args]
+        if node.kwargs:
+            args += [f"{key}={self._arg(arg)}" for key, arg in node.kwargs.items()]
+        line = self._traces.get(meta.get("stack_trace"))
+        return (
+            f"{node.name} = {name}({', '.join(args)}) {self._made(meta.get('example_value'))}"
+            f"{self._line(node) if line is None else line}"
+        )
 
     def _input(self, given: Any) -> str:
         if isinstance(given, Tensor):
-            memory = self._arg(given.untyped_storage().nbytes())
-            return f"{self._tensor(given)} {given.requires_grad} {given.is_leaf} {given.is_inference()} {memory}"
+            kind = self._tensor(given)
+            storage = given.untyped_storage()
+            if storage._cdata in self._storages:
+                raise NoTextError("inputs share memory")
+            self._storages.add(storage._cdata)
+            return f"{kind} {given.requires_grad} {given.is_leaf} {given.is_inference()} {self._arg(storage.nbytes())}"
         if type(given) is int or isinstance(given, torch.SymInt):
             return self._arg(given)
         raise NoTextError(f"an input is a {type(given).__name__}")
-
-    def _alone(self, node: fx.Node, given: Any) -> str:
-        if isinstance(given, Tensor) and self._alias(node, given):
-            raise NoTextError("inputs share memory")
-        return ""
 
     def _tensor(self, value: Tensor) -> str:
         if type(value) not in _PLAIN:
@@ -117,13 +123,17 @@ class _Traced(Printer):
 
     def _made(self, value: Any) -> str:
         """What Dynamo says of a result.  It follows from all above it, and is here only to be sure."""
-        if isinstance(value, Tensor):
-            return self._tensor(value)
+        if type(value) in _PLAIN:
+            return self._lies(value)
         if isinstance(value, tuple | list):
             return f"({', '.join([self._made(v) for v in value])})"
-        return self._arg(value) if type(value) is int or isinstance(value, SYMBOLIC) else ""
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        return self._arg(value) if type(value) is int or isinstance(value, py_sym_types) else ""
 
-    def _arg(self, arg: Any) -> str:
+    def _other(self, arg: Any) -> str:
+        if isinstance(arg, list):
+            return f"[{', '.join([self._arg(a) for a in arg])}]"
         if isinstance(arg, tuple):  # an index that is a list is another one
             return f"{type(arg).__name__}({''.join([f'{self._arg(a)}, ' for a in arg])})"
         if isinstance(arg, slice):
@@ -134,23 +144,20 @@ class _Traced(Printer):
             if arg.type == "cuda" and arg.index is None:
                 raise NoTextError("which GPU is meant hangs on the process")
             self.devices.add(str(arg))
-        return super()._arg(arg)
+            return repr(arg)
+        return super()._other(arg)
 
     def _target(self, target: Any) -> str:
-        found = self._targets.get(target)
-        if found is None:
-            found = self._targets[target] = _torchs_own(target)
+        found = self._targets[target] = _torchs_own(target)
         return found
 
-    def _method(self, name: str) -> str:
+    def _method(self, name: Any) -> str:
         """A tensor's (or a number's, which has no others), unless a user has put one of his own there."""
-        method = f".{name}"
-        if method not in self._targets:
-            held = getattr(Tensor, name, None)
-            if not isinstance(held, _METHODS) and not (isinstance(held, FunctionType) and _home(held) == "torch"):
-                raise NoTextError(f"{name} is no method of torch's own")
-            self._targets[method] = method
-        return method
+        held = getattr(Tensor, name, None)
+        if not isinstance(held, _METHODS) and not (isinstance(held, FunctionType) and _home(held) == "torch"):
+            raise NoTextError(f"{name} is no method of torch's own")
+        found = self._methods[name] = f".{name}"
+        return found
 
     def _symbol(self, symbol: Any, env: Any) -> str:
         if not symbol.is_integer or symbol not in env.backed_var_to_val:

@@ -16,18 +16,16 @@ compiled, and not kept.
 
 import logging
 import operator
-import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import sympy
 import torch
 from torch import Tensor, fx
 
 from lowc.frontend.cse import storage_of
 from lowc.frontend.outside import is_object
-from lowc.frontend.source import user_line
-from lowc.frontend.symbols import SYMBOLIC, hint_of_symbol, numbers
+from lowc.frontend.symbols import SYMBOLIC, numbers
+from lowc.frontend.text import ABSENT, NoTextError, Text
 
 if TYPE_CHECKING:
     from lowc.frontend.read import Reading
@@ -55,7 +53,7 @@ class Source:
 
 def text_of(gm: fx.GraphModule, name: str) -> tuple[str, list[str]]:
     """(the text of ``gm``, "" if it has none; the devices of its tensors)."""
-    printer = Printer(gm)
+    printer = _Unread(gm)
     try:
         return printer.text(name), sorted(printer.devices)
     except NoTextError:
@@ -85,44 +83,19 @@ def knowledge(gm: fx.GraphModule) -> object:
     return None
 
 
-class NoTextError(Exception):
-    """Something that has no text here; the message may say what."""
-
-
-_AS_WRITTEN = frozenset({bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None)})
 _TORCHS_OWN = frozenset({"aten", "prims"})
-ABSENT = object()
 
 
-class Printer:
-    """What many nodes share, types, the user's lines and expressions, is written once, in lines at the end."""
-
+class _Unread(Text):
     def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__()
         self._gm = gm
-        self._shared: dict[str, str] = {}  # what is written → what stands for it
-        self._types: dict[Any, str] = {}
-        self._traces: dict[str | None, str] = {}
-        self._targets: dict[Any, str] = {}
-        self._expressions: dict[Any, str] = {}
         self._memory: dict[Any, str] = {}
-        self.devices: set[str] = set()
-        self._symbols: dict[Any, Any] = {}  # to their ShapeEnv
 
     def text(self, name: str) -> str:
         precision = torch.backends.cuda.matmul.fp32_precision
-        return self._below(f"graph {name} {torch.are_deterministic_algorithms_enabled()} {precision} {torch.get_default_dtype()}")
-
-    def _below(self, head: str) -> str:
-        """``head`` and all nodes, and what stands for what in them."""
-        lines = [head]
-        lines += [self._node(node) for node in self._gm.graph.nodes]
-        lines += [f"{short}: {what}" for what, short in self._shared.items()]
-        lines += sorted(self._symbol(symbol, env) for symbol, env in self._symbols.items())
-        return "\n".join(lines)
-
-    def _once(self, mark: str, what: str) -> str:
-        """What stands for ``what``: ``mark`` and a number.  (Nothing has two marks.)"""
-        return self._shared.setdefault(what, f"{mark}{len(self._shared)}")
+        head = f"graph {name} {torch.are_deterministic_algorithms_enabled()} {precision} {torch.get_default_dtype()}"
+        return self._whole([head, *[self._node(node) for node in self._gm.graph.nodes]])
 
     def _node(self, node: fx.Node) -> str:
         op, meta = node.op, node.meta
@@ -148,14 +121,6 @@ class Printer:
             apart += " data"
         return f"{node.name} = {what} {self._value(value)}{apart}{self._line(node)}"
 
-    def _line(self, node: fx.Node) -> str:
-        trace = node.meta.get("stack_trace") or node.stack_trace
-        found = self._traces.get(trace)
-        if found is None:
-            line = user_line(node)
-            found = self._traces[trace] = f"  {self._once('#', f'line {line}')}" if line else ""
-        return found
-
     def _target(self, target: Any) -> str:
         found = self._targets.get(target)
         if found is None:
@@ -169,23 +134,12 @@ class Printer:
             self._targets[target] = found
         return found
 
-    def _arg(self, arg: Any) -> str:
-        kind = type(arg)
-        if kind is fx.Node:
-            return f"%{arg.name}"
-        if kind is int:
-            return str(arg)
+    def _other(self, arg: Any) -> str:
         if isinstance(arg, tuple | list):
             return f"[{', '.join([self._arg(a) for a in arg])}]"
-        if kind is float or kind is complex:
-            return _number(arg)
-        if kind in _AS_WRITTEN:
+        if isinstance(arg, torch.device):
             return repr(arg)
-        if isinstance(arg, SYMBOLIC):
-            return self._expression(arg)
-        if isinstance(arg, torch._ops.OpOverload):
-            return self._target(arg)
-        raise NoTextError
+        return self._target(arg) if isinstance(arg, torch._ops.OpOverload) else super()._other(arg)
 
     def _value(self, value: Any) -> str:
         if isinstance(value, Tensor):
@@ -196,56 +150,11 @@ class Printer:
             return "absent"
         return f"object {type(value).__name__}" if is_object(value) else self._arg(value)
 
-    def _tensor(self, value: Tensor) -> str:
-        if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-            raise NoTextError
-        if value._has_symbolic_sizes_strides:
-            return self._type(value, *map(self._arg, (value.shape, value.stride(), value.storage_offset())))
-        key = (value.dtype, value.shape, value.stride(), value.storage_offset(), value.device)
-        found = self._types.get(key)
-        if found is None:
-            found = self._types[key] = self._type(value, tuple(key[1]), key[2], key[3])
-        return found
-
-    def _type(self, value: Tensor, shape: object, strides: object, offset: object) -> str:
-        if value.is_quantized:
-            raise NoTextError
-        device = str(value.device)
-        self.devices.add(device)
-        return self._once("t", f"{value.dtype} {shape} {strides} {offset} {device}")
-
     def _alias(self, node: fx.Node, value: Any) -> str:
         """The first input in whose memory this one is, if it is another."""
         memory = storage_of(value)
         first = node.name if memory is None else self._memory.setdefault(memory, node.name)
         return "" if first == node.name else f" in %{first}"
-
-    def _expression(self, number: Any) -> str:
-        expr = number.node.expr
-        key = (type(number), type(expr), expr)
-        found = self._expressions.get(key)
-        if found is None:
-            for symbol in expr.free_symbols:
-                self._symbols[symbol] = number.node.shape_env
-            # ``str`` would give floats to 15 digits, and some functions the same name.
-            found = self._expressions[key] = self._once("s", f"{type(number).__name__} {sympy.srepr(expr)}")
-        return found
-
-    def _symbol(self, symbol: Any, env: Any) -> str:
-        """What reading asks the ShapeEnv about a symbol: its range, and its value while tracing."""
-        bounds = env.bound_sympy(symbol)
-        try:
-            hint = hint_of_symbol(symbol, env)
-        except (ValueError, OverflowError):
-            hint = "none"  # a float that is infinite or NaN
-        return f"{sympy.srepr(symbol)}: {sympy.srepr(bounds.lower)} .. {sympy.srepr(bounds.upper)} ~ {hint}"
-
-
-def _number(value: complex) -> str:
-    """A float or complex, exactly, with the sign of zero and of NaN."""
-    if value == value:
-        return repr(value)
-    return f"{type(value).__name__} {struct.pack('>dd', complex(value).real, complex(value).imag).hex()}"
 
 
 def attribute(gm: fx.GraphModule, node: fx.Node) -> Any:

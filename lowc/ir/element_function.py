@@ -67,3 +67,20 @@ def resolved(arg: Any, kinds: dict[str, Callable[[Any], Any]], several: type = t
         kind, what = cast("tuple[str, Any]", arg)
         return float.fromhex(what) if kind == "float" else kinds[kind](what)
     return arg
+
+
+def depends(function: Function, parameter: int) -> bool:
+    """Whether the result of ``function`` is made of ``parameter``."""
+    found: set[int] = set()
+
+    def number(n: int) -> None:
+        if n not in found:
+            found.add(n)
+            if n >= function.parameters:
+                line = function.lines[n - function.parameters]
+                for arg in (*line.args, *line.kwargs.values()):
+                    resolved(arg, kinds)
+
+    kinds: dict[str, Callable[[Any], Any]] = {"%": number, "tensor": str, "size": str, "dtype": str}
+    resolved(function.result, kinds)
+    return parameter in found

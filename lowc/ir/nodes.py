@@ -249,6 +249,7 @@ class Module:
     numbers returned, ``temps`` are made by steps (a returned temp is allocated as an output).  A symbol that is no input is
     the size of a dimension of one. ``placed`` (from BUFFERED on) maps a temp's name to its byte offset in the workspace,
     ``workspace`` is that memory's size in bytes.  ``constants``: names of inputs that are the same in each call.
+    ``schedules``: (node, number): kernels made of that node shall have that one of their schedules, 0 being the model's best.
     """
 
     level: str
@@ -260,6 +261,7 @@ class Module:
     placed: tuple[tuple[str, Index], ...] = ()
     workspace: Index = ZERO
     constants: tuple[str, ...] = ()
+    schedules: tuple[tuple[str, int], ...] = ()
 
 
 LEVELS = ("LOOPS", "SCHEDULED", "BUFFERED", "MACHINE")

@@ -15,9 +15,10 @@ swizzled is between the threads and the engine, as with fills.  What is beyond t
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lowc.ir.boxes import Box, box_of
 from lowc.ir.index import constant, floordiv, ix
 from lowc.ir.nodes import Alloc, Buffer, For, Load, Stmt, Store
-from lowc.ir.tiles import GROUP, TMA, Box, box_of, copy_nest, is_dense, is_outlet
+from lowc.ir.tiles import GROUP, TMA, copy_nest, is_dense, is_outlet
 from lowc.ir.types import DType
 from lowc.ir.walk import statements
 

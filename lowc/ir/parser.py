@@ -85,7 +85,7 @@ def parse_module(text: str) -> Module:
     inputs, temps, outputs = tuple(body.inputs), tuple(body.temps), tuple(body.outputs)
     return Module(
         level, tuple(symbols), inputs, temps, outputs, tuple(steps), tuple(body.placed), body.workspace,
-        tuple(body.constants),
+        tuple(body.constants), tuple(body.schedules),
     )  # fmt: skip
 
 
@@ -288,6 +288,7 @@ class _ModuleBody:
     placed: list[tuple[str, Index]] = field(default_factory=list[tuple[str, Index]])
     workspace: Index = ZERO
     constants: list[str] = field(default_factory=list[str])
+    schedules: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     launches: dict[int, tuple[Token, tuple[Buffer, ...], tuple[str, ...]]] = field(
         default_factory=dict[int, tuple[Token, tuple[Buffer, ...], tuple[str, ...]]]
     )
@@ -306,6 +307,10 @@ def _module_line(c: Cursor, scope: Scope, body: _ModuleBody) -> None:
     elif word == "workspace":
         c.take()
         body.workspace = parse_index(c, scope)
+    elif word == "schedule":
+        c.take()
+        node = c.of("name", "a node").text
+        body.schedules.append((node, int(c.of("int", "a number").text)))
     elif word == "temp":
         c.take()
         body.temps.append(_buffer(c, scope))

@@ -9,9 +9,10 @@ row of the tile and then no more.
 
 from dataclasses import dataclass
 
+from lowc.ir.boxes import dimensions
 from lowc.ir.index import Index, constant, depends_on, split
 from lowc.ir.nodes import Buffer, Load
-from lowc.ir.tiles import Fill, dimensions
+from lowc.ir.tiles import Fill
 
 SIZES = (16, 8, 4, 2)  # bytes; of 2 there is no instruction
 LEAST = 4

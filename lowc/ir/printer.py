@@ -101,6 +101,7 @@ def print_module_lines(module: Module) -> list[Line]:
     for step in module.steps:
         lines.append((f"  {_step(step)}", step))
         lines.extend((f"    from {quoted(origin)}", None) for origin in step.origin)
+    lines.extend((f"  schedule {node} {number}", module) for node, number in module.schedules)
     if module.outputs:
         lines.append((f"  return {', '.join(map(print_arg, module.outputs))}", module.outputs))
     lines.append(("}", None))

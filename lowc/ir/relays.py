@@ -27,7 +27,8 @@ A turn may have a third product, of what threads spread over a tile and of a res
     for t in 256 thread(256) { for r in 32 instr(wgmma) { for i in 128 { sums[t, r] add= product(f32(slopes…), f32(q…)) } } }
     thread loops: y[…] add= sums[t, r]
 
-What a turn does besides may be under an If whose condition all threads find alike; not that of the first turn of all.
+What a turn does besides may be under an If whose condition all threads find alike; not that of the first turn of all, but where
+turns have a product across.
 
 Four neighbouring threads have a row; they combine what they hold of it by a Quad:
 
@@ -60,6 +61,7 @@ from lowc.ir.walk import parts, statements
 
 Product = TypeVar("Product")
 QUAD, SPREAD = "quad", "spread"
+GATHERED = ("f32", "i32", "i64")  # types of what is gathered
 FOUR = 4  # threads that have a row of sums
 
 
@@ -240,7 +242,7 @@ def _gather(loop: Stmt) -> bool:
         return False
     if any(isinstance(p, Load) and p.buffer.space != "global" for p in parts(store.value)):
         return False
-    return store.index == (ix(loop.axis),) and store.buffer.shape == (loop.axis.extent,) and store.buffer.dtype.name == "f32"
+    return store.index == (ix(loop.axis),) and store.buffer.shape == (loop.axis.extent,) and store.buffer.dtype.name in GATHERED
 
 
 def _across(rest: Sequence[Stmt], extra: Sequence[Buffer]) -> tuple[Across, Sequence[Stmt]] | None:
@@ -323,7 +325,7 @@ def relay(body: Sequence[Stmt]) -> Relay | None:
         return None
     if any({id(p.left) for p in f.firsts} != {id(r.tile) for r in residents} for f in each):
         return None
-    if first.seen is not None or (not first.simple and any(f.seen is not None for f in each)):
+    if any(f.seen is not None and f.across is None and (not f.simple or f is first) for f in each):
         return None
     for other in each[1:]:
         ours, theirs = ([(p.held, p.sums) for p in f.seconds] for f in (first, other))

@@ -28,8 +28,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from lowc.ir.index import ZERO, Axis, Index, Opaque, Symbol, atoms, constant, floordiv, ix, mod, split
-from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Load, Op, Stmt, Store
+from lowc.ir.boxes import Box, box_of
+from lowc.ir.index import Index, constant, floordiv, ix, mod
+from lowc.ir.nodes import Alloc, Buffer, Expr, For, Load, Op, Stmt, Store
+from lowc.ir.places import places_of
 from lowc.ir.types import DType, f8e4m3, f8e5m2, f32, i8, i32
 from lowc.ir.walk import statements
 
@@ -45,7 +47,6 @@ SPAN = 64  # elements of 16 bits in it
 STEP = 32  # bytes of the depth that an instruction multiplies
 GROUP = 128  # threads that multiply together, each group 64 rows
 GROUP_ROWS = 64
-BOX = 256  # the most elements along a dimension of a box
 
 
 def span(dtype: DType) -> int:
@@ -122,22 +123,6 @@ class Fill:
         return self.store.buffer
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Box:
-    """What the copying engine needs to know of a Fill whose value is a load: dimensions, innermost first.
-
-    ``offset`` in elements; ``sizes``: elements outside are 0; ``strides`` in elements, the first is 1; ``box``: how many along
-    each are copied at a time, from ``starts`` on, which may depend on loops around and on all of ``Fill.loops`` but two.
-    """
-
-    buffer: Buffer
-    offset: Index
-    sizes: tuple[Index, ...]
-    strides: tuple[Index, ...]
-    box: tuple[int, ...]
-    starts: tuple[Index, ...]
-
-
 def fill(stmt: Stmt) -> Fill | None:
     """The Fill that ``stmt`` is, or None."""
     found = copy_nest(stmt, FILLS)
@@ -181,7 +166,7 @@ def is_dense(tile: Buffer) -> bool:
 
 
 def box(found: Fill) -> Box | None:
-    """The Box of ``found``; None if what it copies is none.
+    """The Box of ``found``; None if what it copies is none (``ir/boxes.py``, ``ir/places.py``).
 
     Every coordinate must be compared with its size in the mask (``start + axis < size``): that tells the dimensions apart.  The
     strides must be multiples of 16 bytes.
@@ -189,78 +174,8 @@ def box(found: Fill) -> Box | None:
     value = found.store.value
     if not isinstance(value, Load) or value.buffer.space != "global":
         return None
-    return box_of(found.loops, value.buffer, value.index[0], value.mask)
-
-
-def box_of(loops: Sequence[For], buffer: Buffer, place: Index, mask: Expr | None) -> Box | None:
-    """The Box that ``loops`` over a tile walk through ``buffer`` in, at ``place`` where ``mask`` holds."""
-    if len(loops) < 2:
-        return None
-    inner, outer = loops[-1].axis, loops[-2].axis
-    compared = dimensions(mask)
-    first = next((d for d in compared if constant(split(d[0], inner)[0]) == 1), None)
-    second = next((d for d in compared if constant(split(d[0], outer)[0]) == 1), None)
-    if first is None or second is None or first is second or (constant(outer.extent) or BOX + 1) > BOX:
-        return None
-    ordered = [first, second, *(d for d in compared if d is not first and d is not second)]
-    rest = place
-    sizes: list[Index] = []
-    strides: list[Index] = []
-    starts: list[Index] = []
-    for number, (coordinate, size) in enumerate(ordered):
-        marker = (inner, outer)[number] if number < 2 else _marker(coordinate)
-        if marker is None or (number > 1 and _depends(coordinate, (inner, outer))):
-            return None
-        stride = split(rest, marker)[0]
-        rest = rest - coordinate * stride
-        if number > 1 and stride == ZERO:
-            continue  # the same for all of them
-        sizes.append(size)
-        strides.append(stride)
-        starts.append(coordinate - marker if number < 2 else coordinate)
-    per_line = 16 // buffer.dtype.bytes
-    if constant(strides[0]) != 1 or len(sizes) > 5 or any(not _is_multiple(s, per_line) for s in (rest, *strides[1:])):
-        return None
-    if (constant(rest) or 0) < 0 or any((n := constant(s)) is not None and n < 1 for s in strides):
-        return None  # rows in reverse, or one row for all
-    if _depends(starts[0], (outer,)) or _depends(starts[1], (inner,)):
-        return None
-    if any(not isinstance(a, Symbol) for i in (rest, *sizes, *strides) for a in atoms(i) if isinstance(a, Axis | Opaque)):
-        return None
-    small = (constant(inner.extent) or 0, constant(outer.extent) or 0, *([1] * (len(sizes) - 2)))
-    return Box(buffer, rest, tuple(sizes), tuple(strides), small, tuple(starts))
-
-
-def dimensions(mask: Expr | None) -> list[tuple[Index, Index]]:
-    """(coordinate, size) for each comparison in a conjunction of them; none if it is anything else."""
-    found: list[tuple[Index, Index]] = []
-    pending = [] if mask is None else [mask]
-    while pending:
-        part = pending.pop()
-        if not isinstance(part, Op) or part.name not in ("and", "lt"):
-            return []
-        if part.name == "and":
-            pending += part.args
-            continue
-        low, high = part.args
-        if not isinstance(low, FromIndex) or not isinstance(high, FromIndex | Const):
-            return []
-        found.append((low.index, high.index if isinstance(high, FromIndex) else ix(int(high.value))))
-    return found
-
-
-def _marker(coordinate: Index) -> Axis | Opaque | None:
-    """The atom by whose share of an address a coordinate's stride is known."""
-    found = [a for m, c in coordinate.terms if len(m) == 1 and c == 1 for a in m if isinstance(a, Axis | Opaque)]
-    return found[0] if found else None
-
-
-def _depends(index: Index, axes: Sequence[Axis]) -> bool:
-    return any(a in axes for a in atoms(index))
-
-
-def _is_multiple(index: Index, number: int) -> bool:
-    return all(c % number == 0 for _, c in index.terms)
+    what = found.loops, value.buffer, value.index[0], value.mask
+    return box_of(*what) or places_of(*what)
 
 
 # ---------------------------------------------------------------- products

@@ -11,7 +11,7 @@ from lowc.options import Options
 
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], bool, bool, bool, int, bool], str]
 Attends = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str, str], str]
-Convolves = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool], str]
+Convolves = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool, str], str]
 
 
 class Asked(NamedTuple):
@@ -24,7 +24,10 @@ class Asked(NamedTuple):
     pass as well, "gradients", "sums of gradients"), and whose the op is in ATen ("flash", "efficient", "cudnn",
     "cpu"; "flex": scores by a function).
     ``convolution``: of a dtype, of an input and weights of two shapes, of what is made, by steps, in groups; told also whether
-    pointwise ops follow.  Where nothing is given all are ATen's.
+    pointwise ops follow, and what is wanted: "result"; "gradient of input", where the input is the gradient that is given and
+    the input's is made (a transposed convolution is one); "gradient of weight" and "gradient of bias", where what is made is
+    the gradient that is given.
+    Where nothing is given all are ATen's.
     """
 
     options: Options | None = None
@@ -35,11 +38,13 @@ class Asked(NamedTuple):
 
 class Decided(NamedTuple):
     """Of nodes by name, what measuring has decided and why: ``own`` are lowc's if lowc can do them, as ``asked`` says; ``left``
-    are ATen's.  All others are as the options say."""
+    are ATen's.  All others are as the options say.  ``schedules``: of those that are lowc's, which of their schedules is taken,
+    counted from 0, the best by the model."""
 
     asked: Asked = Asked()
     own: Mapping[str, str] = MappingProxyType({})
     left: Mapping[str, str] = MappingProxyType({})
+    schedules: Mapping[str, int] = MappingProxyType({})
 
 
 UNDECIDED = Decided()

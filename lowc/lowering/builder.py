@@ -66,7 +66,7 @@ class Nest:
 
 Library = Callable[[Value, Value, bool], str]
 Attends = Callable[[Value, Value, Value, Value | None, bool, str, str], str]
-Convolves = Callable[[Value, Value, TensorMeta, Coords, Index], str]
+Convolves = Callable[[Value, Value, TensorMeta, Coords, Index, str], str]
 
 
 class Builder:
@@ -90,7 +90,8 @@ class Builder:
     is in ATen) is a call of ATen, "" for a loop nest; see ``asked.Asked`` for what is wanted, and whose.
     ``default``: the type of floats that integers become.
     ``tf32``: products of f32 are of their factors as ``ir.tiles.tf32`` rounds them.
-    ``convolution``: likewise of (the input, weights, what is made, steps, groups).  ``node``: the name of the node at hand.
+    ``convolution``: likewise of (the input, weights, what is made, steps, groups, what is wanted).
+    ``node``: the name of the node at hand.
     """
 
     def __init__(

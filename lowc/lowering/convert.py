@@ -18,6 +18,8 @@ def convert(b: Builder, out: TensorMeta, self: Value, *_: object, **__: object) 
         raise NotLowered(f"conversion of {self.dtype} to {out.dtype}")
     if eighths and {self.dtype.kind, out.dtype.kind} != {"x", "f"}:
         raise NotLowered(f"conversion of {self.dtype} to {out.dtype}")
+    if not eighths:
+        return b.map(out, lambda c: cast(b.load(self, c), out.dtype))
     target = b.temp(out.dtype, out.shape, out.strides)
     b.fill(target, lambda c: cast(b.load(self, c, kinds="biufx"), out.dtype))
     return target

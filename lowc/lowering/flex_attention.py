@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowc.errors import NotLowered
-from lowc.ir.element_function import Function, parsed
+from lowc.ir.element_function import Function, depends, parsed
 from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.nodes import Const, Expr, Op
+from lowc.ir.types import bool_
 from lowc.lowering import flex_tiles
 from lowc.lowering.attention import Attention, OfRow, Outputs, Results, check, kernel
 from lowc.lowering.attention_backward import LN2, Backward, by_function
@@ -29,6 +30,7 @@ from lowc.lowering.values import Coords, Value, is_one
 from lowc.lowering.views import expanded
 
 Table = dict[str, Callable[..., Any]]
+GRADIENT = 5  # of the parameters of a joint function: behind the score, and where it is
 
 
 def lowering(table: Table) -> Callable[..., Results]:
@@ -45,9 +47,7 @@ def lowering(table: Table) -> Callable[..., Results]:
         metas = [m for m in outs if isinstance(m, TensorMeta)]
         result = b.result(metas[0])
         if b.gpu:
-            shape = (*asked.q.shape[:3], asked.k.shape[2])
-            tiles = flex_tiles.conditions(b, lambda at: functions.conjuncts(b, [b.index(i) for i in at]), shape)
-            asked = _asked(functions, modify, scale, tiles)
+            _, asked = _by_tiles(b, functions, asked, modify, scale)
         formulas = (_logarithm, _greatest)
         rows = [b.result(m, f"{b.stem}_{n}") if b.needs(n) else None for n, m in enumerate(metas[1:], 1)]
         of_rows: list[OfRow] = [(row, formula) for row, formula in zip(rows, formulas, strict=True) if row is not None]
@@ -67,13 +67,18 @@ def lowering_backward(table: Table) -> Callable[..., tuple[Value | None, ...]]:
         (modify, joint, mask), (scale, has_sums) = parsed(call)
         functions = _Functions(table, tensors, sizes, mask)
         asked = _asked(functions, modify, scale)
-        if b.gpu or asked.k is not tensors[1]:
-            raise NotLowered("gradients of attention by a function on a GPU, or of one batch of keys for several of queries")
+        if asked.k is not tensors[1]:
+            raise NotLowered("gradients of attention by a function of one batch of keys for several of queries")
+        tiles: list[flex_tiles.Condition] = []
+        if b.gpu and not (depends(modify, 0) and depends(joint, GRADIENT)):
+            raise NotLowered("gradients of attention by scores that are not of products, on a GPU")
+        if b.gpu:
+            tiles, asked = _by_tiles(b, functions, asked, modify, scale)
 
         def slope(b: Builder, product: Expr, place: Coords, gradient: Expr) -> Expr:
             at = [b.index(i) for i in place]
             found = cast(functions.of(b, joint, [product, *at, gradient]), product.dtype)
-            return functions.masked(b, found, at, 0.0)
+            return _masked(functions.masked(b, found, at, 0.0), [c(place) for c in tiles], 0.0)
 
         of_sums = tensors[6] if has_sums else None
         return by_function(b, outs, Backward(asked, tensors[5], tensors[3], tensors[4], slope, of_sums))
@@ -124,12 +129,25 @@ def _asked(
     return Attention(query, key, value, None, False, scale, "flex", score)
 
 
+def _by_tiles(
+    b: Builder, functions: _Functions, asked: Attention, modify: Function, scale: float
+) -> tuple[list[flex_tiles.Condition], Attention]:
+    """Conditions of whole tiles that follow from the mask, and ``asked`` with them."""
+    shape = (*asked.q.shape[:3], asked.k.shape[2])
+    tiles = flex_tiles.conditions(b, lambda at: functions.conjuncts(b, [b.index(i) for i in at]), shape)
+    return tiles, _asked(functions, modify, scale, tiles)
+
+
 def _conjuncts(condition: Expr) -> Iterator[Expr]:
-    if isinstance(condition, Op) and condition.name == "and":
-        for part in condition.args:
+    if isinstance(condition, Op) and (condition.name == "and" or (condition.name == "select" and _never(condition.args[2]))):
+        for part in condition.args[:2]:
             yield from _conjuncts(part)
     elif not (isinstance(condition, Const) and condition.value):
         yield condition
+
+
+def _never(condition: Expr) -> bool:
+    return isinstance(condition, Const) and condition.dtype == bool_ and not condition.value
 
 
 def _logarithm(total: Expr, shift: Expr) -> Expr:

@@ -4,6 +4,7 @@ An op that has no function, or whose function raises NotLowered, becomes a call 
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from inspect import signature
 from typing import Any, ParamSpec
 
@@ -91,13 +92,13 @@ def lower(
         in_lines = all(lines_of(x) for x in (q, k, v))
         return attention(q.dtype, q.shape, k.shape, v.shape, bias is not None, causal, in_lines, wanted, other)
 
-    def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, groups: Index) -> str:
+    def convolves(x: Value, w: Value, out: TensorMeta, steps: Coords, groups: Index, wanted: str) -> str:
         if alone and not gpu and (target is None or target.kind == "x86"):
             return ""
         *_, convolution = asked()
         if convolution is None:
             return "a library's (lowc's own in artifacts)"
-        return convolution(x.dtype, x.shape, w.shape, out, steps, groups, builder.followed)
+        return convolution(x.dtype, x.shape, w.shape, out, steps, groups, builder.followed, wanted)
 
     inputs: list[Buffer | Symbol | None] = []
     engine = gpu and not alone and library is not None
@@ -132,7 +133,8 @@ def lower(
                 hint="return a .clone() of it",
             )
     outputs = tuple(_outside(builder, r) for r in results)
-    return Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
+    module = Module("LOOPS", graph.symbols, tuple(inputs), tuple(builder.temps), outputs, tuple(builder.steps))
+    return replace(module, schedules=tuple(decided.schedules.items())) if decided.schedules else module
 
 
 def _followed(graph: Graph) -> set[str]:

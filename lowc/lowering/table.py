@@ -14,6 +14,7 @@ from lowc.lowering import (
     concat,
     convert,
     convolution,
+    convolution_backward,
     creation,
     distance,
     division,
@@ -409,6 +410,7 @@ ASSERTS: dict[str, Callable[..., Any]] = {
 
 MATMUL: dict[str, Callable[..., Any]] = {
     "aten.convolution.default": convolution.convolution,
+    "aten.convolution_backward.default": convolution_backward.convolution_backward,
     "aten.mm.default": matmul.mm,
     "aten._int_mm.default": matmul.int_mm,
     "aten._weight_int8pack_mm.default": matmul.weight_int8pack_mm,

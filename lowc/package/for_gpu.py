@@ -86,7 +86,8 @@ def _launches(module: Module, exported: "Exported", entries: Mapping[str, Entry]
             params.append((*known[buffer.name], 0) if place is None else ("workspace", 0, tree_of(place)))
         params += [(*known[size.name], 0) for size in step.kernel.sizes]
         maps = tuple(
-            Map(m.param, m.dtype, tree_of(m.offset), trees_of(m.sizes), trees_of(m.strides), m.box) for m in entry.maps
+            Map(m.param, m.dtype, tree_of(m.offset), trees_of(m.sizes), trees_of(m.strides), m.box, m.lower, m.upper, m.steps)
+            for m in entry.maps
         )
         grid = tree_of(entry.grid)
         found.append(Launching(entry.symbol, number, grid, entry.threads, entry.shared, tuple(params), entry.aligned, maps))

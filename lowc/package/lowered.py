@@ -20,7 +20,12 @@ def lowered(graph: Graph, options: Options, target: "Target | None" = None) -> M
     user's line, for an op that has none."""
     from lowc.lowering.lower import lower
 
-    module = lower(graph, options, alone=True, target=target)
+    convolution = None
+    if target is not None:
+        from lowc.scheduler import choose_convolution
+
+        convolution = choose_convolution.library(target, options._replace(convolution="own"))
+    module = lower(graph, options, alone=True, convolution=convolution, target=target)
     for step in module.steps:
         if isinstance(step, Extern):
             line = step.origin[0].partition("  # ")[2] if step.origin else ""

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from lowc.errors import LowcError
-from lowc.ir import collective
 
 
 def overload(target: str) -> Any:
@@ -31,18 +30,16 @@ def resolve(target: str, results: int) -> Callable[..., Any]:
     """
     op = overload(target)
     call = _direct(op)
-    if target == collective.WAIT:
-        return lambda tensor, *running: call(tensor)  # the others only have to live until then
+    if target.startswith("_c10d"):  # ``lowc.ir`` is not loaded for the others
+        from lowc.ir import collective
+
+        if target == collective.WAIT:
+            return lambda tensor, *running: call(tensor)  # the others only have to live until then
     if any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns):
         call = _copying(call)
     if results == 1 and _returns_list(op):
         return lambda *args, **kwargs: call(*args, **kwargs)[0]
     return call
-
-
-def finished(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, after the collective that fills it, if there is one."""
-    return torch.ops._c10d_functional.wait_tensor(tensor)
 
 
 def _copying(call: Callable[..., Any]) -> Callable[..., Any]:

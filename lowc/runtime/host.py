@@ -24,13 +24,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lowc.artifact import Artifact, Native
 from lowc.errors import LowcError
-from lowc.host import Host
+from lowc.host import TORCH_NAMES, Host
 from lowc.ir import arithmetic, collective
 from lowc.ir.index import Index, Symbol, atoms, constant, ix, split, text
 from lowc.ir.nodes import Arg, Buffer, Extern, For, Launch, Module, View
 from lowc.ir.types import DType
 from lowc.ir.walk import statements, stores
-from lowc.runtime.names import TORCH_NAMES
 
 HELPERS = (
     "as_strided",

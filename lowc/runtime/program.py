@@ -17,9 +17,8 @@ import torch
 from torch.autograd import _profiler_enabled
 
 from lowc.errors import LowcError
-from lowc.host import Host
-from lowc.runtime import arena, externs, tensors
-from lowc.runtime.names import TORCH_NAMES
+from lowc.host import TORCH_NAMES, Host
+from lowc.runtime import arena, tensors
 
 if TYPE_CHECKING:
     from lowc.artifact import Artifact
@@ -163,15 +162,18 @@ def shared_names(host: Host, natives: Mapping[str, Callable[..., int]]) -> dict[
         "as_strided": torch.as_strided,
         "bumped": tensors.bumped,
         "cast_view": tensors.cast_view,
-        "finished": externs.finished,
+        "finished": tensors.finished,
         "math": math,
         "restride": tensors.restride,
         "bool_": torch.bool,
     }
     names |= {name: getattr(torch, name) for name in TORCH_NAMES.values() if name != "bool"}
     names |= {name: natives[symbol] for name, symbol in host.natives.items()}
-    names |= {name: externs.resolve(*what) for name, what in host.ops.items()}
-    names |= {name: externs.resolve_into(*what) for name, what in host.into.items()}
+    if host.ops or host.into:
+        from lowc.runtime import externs
+
+        names |= {name: externs.resolve(*what) for name, what in host.ops.items()}
+        names |= {name: externs.resolve_into(*what) for name, what in host.into.items()}
     for name, value in host.literals.items():
         names[name] = tensors.from_name(value) if isinstance(value, str) else value
     return names

@@ -41,6 +41,11 @@ def cast_view(
     )
 
 
+def finished(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, after the collective that fills it, if there is one."""
+    return torch.ops._c10d_functional.wait_tensor(tensor)
+
+
 def bumped(*tensors: torch.Tensor) -> None:
     """Tells autograd that ``tensors`` have been changed, as an in-place op of ATen would."""
     for tensor in tensors:

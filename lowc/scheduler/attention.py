@@ -13,7 +13,7 @@ are read nowhere else is the caller's to know: they are temps, or memory of the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lowc.ir.index import Axis, Index, Opaque, atoms, depends_on, ix, split
 from lowc.ir.nodes import (
@@ -44,6 +44,8 @@ class Attention:
     not (None if there is none).  ``query`` varies with ``outer`` and ``depth``, ``key`` with ``outer``, ``keys``, ``depth``,
     ``value`` with ``outer``, ``keys``, ``columns``: factors as they stand in the products, widened.
 
+    ``of_key``, ``of_value``: lets by whose values a key and a value are read, as the pages of a cache that a table tells.
+
     ``score``: what is made of ``product``, the sum over the depth; it may depend on ``keys`` and ``outer``, and on ``lets``, by
     whose values it reads something (a table at places that data tells).  ``weight``: the dtype to which weights are rounded.
     ``mix``: what is made of ``mixed``, a sum of weighted values, for each of ``columns``; ``rest``: what else is made of a row.
@@ -69,6 +71,13 @@ class Attention:
     rest: tuple[Stmt, ...]
     memory: tuple[Buffer, Buffer]
     lets: tuple[Let, ...] = ()
+    of_key: tuple[Let, ...] = ()
+    of_value: tuple[Let, ...] = ()
+
+    @property
+    def gathered(self) -> bool:
+        """Whether data tells where keys or values are."""
+        return bool(self.of_key or self.of_value)
 
 
 def find(loop: Stmt) -> Attention | None:
@@ -89,24 +98,38 @@ def find(loop: Stmt) -> Attention | None:
     scores = _scores(scored, top.vars[0])
     if scores is None:
         return None
-    product, depth, factors, score, lets, kept = scores
+    product, depth, (query, key, of_key), score, lets, kept = scores
     weights = _weights(weighed, scored.axis, kept, shift.var, total.vars[0])
     if weights is None:
         return None
     found = _mixed(mixing, scored.axis, weights)
     if found is None:
         return None
-    mixed, value, mix = found
-    query, key = factors
-    if any(scored.axis in free_atoms(e) for e in (query,)) or mixing.axis in free_atoms(key):
+    mixed, (value, of_value), mix = found
+    if mixing.axis in free_atoms(key):
         return None
-    used = [free_atoms(e) for e in (query, key, value)]
+    told = ({a for s in of for a in free_atoms(s.value)} for of in (of_key, of_value))
+    used = [free_atoms(query), *(free_atoms(e) | more for e, more in zip((key, value), told, strict=True))]
+    if not used[0].isdisjoint(Opaque(s.var.name) for s in of_key) or scored.axis in used[0]:
+        return None
     candidates = [f for f in outer if f.axis in used[0] and f.axis not in used[1] | used[2]]
     rows = max(candidates, key=lambda f: estimate(f.axis.extent), default=None)
     return Attention(
         outer, rows, scored.axis, depth, mixing.axis, query, key, value, product, score, weights.buffer.dtype, shift.var,
-        total.vars[0], mixed, mix, tuple(rest), (kept.buffer, weights.buffer), lets,
+        total.vars[0], mixed, mix, tuple(rest), (kept.buffer, weights.buffer), lets, of_key, of_value,
     )  # fmt: skip
+
+
+def of_queries(loop: For) -> Attention | None:
+    """The attention that ``loop`` is, with rows of queries alone; None if it is none, or data tells where keys are.
+
+    Those are the innermost loop.  Batches that have all the same keys, as of a cache in pages, could be rows of one query, but
+    masks leave out more for each.
+    """
+    found = find(loop)
+    if found is None or found.gathered:
+        return None
+    return found if found.rows is None or found.rows is found.outer[-1] else replace(found, rows=None)
 
 
 def seen(found: Attention) -> tuple[Index | None, Expr]:
@@ -209,8 +232,8 @@ def room_of(condition: Expr) -> Index | None:
 # ---------------------------------------------------------------- the three loops
 
 
-def _scores(loop: For, top: Var) -> tuple[Var, Axis, tuple[Expr, Expr], Expr, tuple[Let, ...], Store] | None:
-    """(sum of products, depth, its factors, the score of it, lets that it needs, where it is kept)."""
+def _scores(loop: For, top: Var) -> tuple[Var, Axis, tuple[Expr, Expr, tuple[Let, ...]], Expr, tuple[Let, ...], Store] | None:
+    """(sum of products, depth, its factors and lets that they need, the score of it, lets that it needs, where it is kept)."""
     body = loop.body
     if len(body) < 4 or not isinstance(body[0], Acc) or not isinstance(body[1], For):
         return None
@@ -219,7 +242,7 @@ def _scores(loop: For, top: Var) -> tuple[Var, Axis, tuple[Expr, Expr], Expr, tu
         return None
     if acc.reducer != "add" or update.vars[0].name != top.name or update.mask is not None or not _is_plain(store):
         return None
-    pair = factors(depth, acc.vars[0])
+    pair = factors_of(depth, acc.vars[0])
     lets = coordinates(body[2:-2])
     free = [s for s in body[2:-2] if all(s is not c for c in lets)]
     value, score = folded(free, store.value), folded(free, update.values[0])
@@ -261,33 +284,44 @@ def _weights(loop: For, keys: Axis, kept: Store, shift: Var, total: Var) -> Stor
     return Store(store.buffer, tuple([there.index(i) for i in store.index]), store.value)
 
 
-def _mixed(loop: For, keys: Axis, weights: Store) -> tuple[Var, Expr, tuple[Stmt, ...]] | None:
-    """(sum of weighted values, a value, what is made of the sum)."""
+def _mixed(loop: For, keys: Axis, weights: Store) -> tuple[Var, tuple[Expr, tuple[Let, ...]], tuple[Stmt, ...]] | None:
+    """(sum of weighted values, a value and lets that it needs, what is made of the sum)."""
     body = loop.body
     if len(body) < 3 or not isinstance(body[0], Acc) or not isinstance(body[1], For) or body[0].reducer != "add":
         return None
     if not all(isinstance(s, Let | Store) for s in body[2:]) or body[1].axis.extent != keys.extent:
         return None
-    pair = factors(body[1], body[0].vars[0])
+    pair = factors_of(body[1], body[0].vars[0])
     if pair is None:
         return None
-    weight, value = pair
+    weight, value, lets = pair
     if isinstance(weight, Op) and weight.name == "cast" and weight.dtype == body[0].vars[0].dtype:
         weight = weight.args[0]
     if not _reads(weight, body[1].axis, keys, weights):
         return None
-    return body[0].vars[0], Substitution({body[1].axis: ix(keys)}).expr(value), tuple(body[2:])
+    there = Substitution({body[1].axis: ix(keys)})
+    return body[0].vars[0], (there.expr(value), tuple([Let(s.var, there.expr(s.value)) for s in lets])), tuple(body[2:])
 
 
 def factors(loop: For, total: Var) -> tuple[Expr, Expr] | None:
-    """The factors of the sum of products that ``loop`` adds up."""
+    """The factors of the sum of products that ``loop`` adds up; None if data tells where they are."""
+    found = factors_of(loop, total)
+    return None if found is None or found[2] else found[:2]
+
+
+def factors_of(loop: For, total: Var) -> tuple[Expr, Expr, tuple[Let, ...]] | None:
+    """The factors of the sum of products that ``loop`` adds up, and the lets by whose values they are read."""
     update = loop.body[-1] if loop.body else None
     if not isinstance(update, Update) or update.vars[0].name != total.name or update.mask is not None:
         return None
     if not all(isinstance(s, Let) for s in loop.body[:-1]):
         return None
-    product = folded(loop.body[:-1], update.values[0])
-    return (product.args[0], product.args[1]) if isinstance(product, Op) and is_product(product) else None
+    lets = coordinates(loop.body)
+    free = [s for s in loop.body[:-1] if all(s is not c for c in lets)]
+    product = folded(free, update.values[0])
+    if not isinstance(product, Op) or not is_product(product):
+        return None
+    return product.args[0], product.args[1], tuple([Let(c.var, folded(free, c.value)) for c in lets])
 
 
 # ---------------------------------------------------------------- expressions

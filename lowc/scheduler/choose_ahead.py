@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from lowc.ir.index import Axis, constant
 from lowc.ir.nodes import Expr, For, Kind
-from lowc.ir.types import i32, u32
 from lowc.ir.walk import free_atoms
 from lowc.scheduler.ahead import Ahead, memory
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
@@ -138,7 +137,7 @@ def _sizes(form: Form, lanes: int, target: Target, cores: int) -> list[tuple[flo
         if any(n * size > LARGEST and not k for n, k in zip((left, right), kept, strict=True)):
             continue
         copying = _copying(form, found.right, found.columns) * right + _copying(form, found.left, form.rows) * left
-        if copied == "panels" and found.left.dtype in (i32, u32) and tall < lanes:
+        if copied == "panels" and tall < lanes:
             copying += _copying(form, found.left, form.rows) * left * (lanes / tall - 1)  # a panel's row is a part of a vector
         fixed = copying / cores + (FORK if cores > 1 and copying else 0)
         fetch = STREAM if right * size <= target.l2 // 2 else FETCH

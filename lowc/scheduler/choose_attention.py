@@ -7,13 +7,13 @@ With option ``attention="auto"`` it is lowc's own where that was measured to be 
 
 from collections.abc import Callable, Sequence
 
-from lowc.ir.index import Index, constant
+from lowc.ir.index import ONE, Axis, Index, constant
 from lowc.ir.nodes import For, Kernel, Load
 from lowc.ir.types import DType
 from lowc.ir.walk import free_atoms, parts
 from lowc.options import Options
 from lowc.scheduler import attention_gradient, choose_gradient, choose_online
-from lowc.scheduler.attention import find, sees
+from lowc.scheduler.attention import of_queries, sees
 from lowc.scheduler.choose_tensor_cores import ABILITY, SHARED
 from lowc.scheduler.nest import estimate, numel
 from lowc.scheduler.relay import WIDEST, Relayed
@@ -21,6 +21,7 @@ from lowc.scheduler.relay_across import RelayedAcross
 from lowc.scheduler.relay_gradient import RelayedGradient
 from lowc.scheduler.relay_scores import of_tiles
 from lowc.scheduler.relay_tiles import PIECE
+from lowc.scheduler.relay_weights import is_masked
 from lowc.target import Target
 
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str, str], str]
@@ -59,9 +60,10 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     """Ways to do ``kernel`` if that is attention of 16-bit factors, best first; none if it is none."""
     if ABILITY not in target.ops or len(kernel.body) != 1 or not isinstance(kernel.body[0], For):
         return ()
-    found = find(kernel.body[0])
-    if found is None or found.rows is None:
+    found = of_queries(kernel.body[0])
+    if found is None:
         return ()
+    rows = Axis("row", ONE) if found.rows is None else found.rows.axis
     deep, wide = constant(found.depth.extent) or WIDEST, constant(found.columns.extent) or WIDEST
     limit, begin, score = sees(found)
     late_first = limit is not None and estimate(found.keys.extent) <= LONG
@@ -70,7 +72,7 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     blocks = target.cores if limit is None and begin is None else 0
     read = any(isinstance(p, Load) and found.keys in free_atoms(p) for p in parts(score))  # what is loaded takes registers
     read = read or bool(found.lets)
-    told = [of_tiles(score, found.rows.axis, n * ROWS, found.keys, KEYS)[0] is not None for n in (2, 3)]  # tiles to be left out
+    told = [of_tiles(score, rows, n * ROWS, found.keys, KEYS)[0] is not None for n in (2, 3)]  # tiles to be left out
     fitting = [
         Relayed(axis, groups, keys, stages, late_first, strips, blocks)
         for least in (1, 0)
@@ -94,7 +96,7 @@ def gradients(kernel: Kernel, target: Target) -> tuple[RelayedGradient | Relayed
         return ()
     if side.across is not None:
         wide = constant(side.across.columns.extent) or WIDEST
-        causal, axis = attention_gradient.visible(side) is not None, side.outer[0].axis.name
+        causal, axis = is_masked(side), side.outer[0].axis.name
         heads = _together(side) if causal else 1
         return tuple([RelayedAcross(axis, 128 if wide <= THIN else 64, 2, heads, not causal, strips) for strips in (2, 0)])
     columns = sum(constant(m.columns.extent) or WIDEST + 1 for m in side.mixes)
@@ -154,8 +156,11 @@ def library(target: Target, options: Options) -> Whose:
             return f"heads of {q[-1]} and {v[-1]}; lowc's own has multiples of {PIECE} up to {WIDEST}"
         if not in_lines:
             return "rows of a factor begin at no multiple of 16 bytes"
-        if constant(q[-2]) in (0, 1) or constant(k[-2]) in (0, 1):
+        fewest = 1 if other == "flex" and wanted == "result" else 2
+        if constant(k[-2]) in (0, 1) or constant(q[-2]) in range(fewest):
             return "one query, or one key"
+        if wanted == "gradients" and other == "flex":
+            return "lowc's own gradients by functions are all three, added up in memory, of heads of up to 128"
         if wanted == "gradients" and (q[1] != k[1] or (constant(q[-1]) or 0) + (constant(v[-1]) or 0) > WIDEST):
             return f"heads that share keys, or of {q[-1]} and {v[-1]}; lowc's own gradients have {WIDEST} columns together"
         if options.attention == "own" or other == "flex":

@@ -19,7 +19,7 @@ from lowc.scheduler.nest import estimate, iterations
 from lowc.scheduler.tiles import STACK
 from lowc.target import Target
 
-Whose = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool], str]
+Whose = Callable[[DType, Sequence[Index], Sequence[Index], TensorMeta, Sequence[Index], Index, bool, str], str]
 OTHERS = "a library's (lowc's own with option convolution='own')"
 SCRATCH = 24 << 10  # bytes of a block's input, which stay in the L1 cache
 ROWS, MANY = (4, 7, 5, 3), (8, 7, 6, 5)  # places whose sums are in registers, for few taps and for many, by preference
@@ -30,41 +30,47 @@ FEW = 25  # taps up to which on a GPU its own was measured to be faster
 CHANNELS = 16  # likewise channels
 SHALLOW = 4  # channels of the input up to which steps do no harm
 GROWING, FLAT = 160, 64  # channels that products sum over at most, where results lie along rows, or along channels
+ZEN = "znver"  # how LLVM's names of AMD's processors begin; where gradients were measured, and those of one tap
+MANY_TAPS, WIDE_ROWS = 25, 28  # of one channel in a group, from which on gradients of weights along rows were faster
 WEIGHTS, PLACES = 1 << 20, 256  # of more weights than stay in the caches while images are read, and many places
 
 
 def library(target: Target, options: Options) -> Whose:
     """For ``lowering``: why a convolution, of sizes that are known but for the number of images, is ATen's; "" for lowc's own.
 
-    Told are the dtype, the shapes of input and weights, what is made of them, steps, groups, and whether pointwise ops follow.
+    Told are the dtype, the shapes of input and weights, what is made of them, steps, groups, whether pointwise ops follow, and
+    what is wanted (``lowering/asked.py``).
     """
 
     def why(
         dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta,
-        steps: Sequence[Index], groups: Index, followed: bool,
+        steps: Sequence[Index], groups: Index, followed: bool, wanted: str = "result",
     ) -> str:  # fmt: skip
         if options.convolution == "library":
             return "option convolution='library'"
         if target.kind != "x86":
-            return _on_a_gpu(target, options, dtype, x, w, out, followed)
+            return _on_a_gpu(target, options, dtype, x, w, out, steps, followed)
         if options.convolution == "own":
             return ""
         if options.numerics == "strict":
             return "option numerics='strict'"
         if target.vector_bits < 512 or dtype not in (f32, bf16):
             return "a library's: lowc's own was measured for f32 and bf16 on AVX-512 (there is option convolution='own')"
+        if wanted != "result":
+            return _gradient_slower(target, dtype, wanted, x, w, out, steps, groups)
         if constant(w[1]) == 1:
             return _depthwise_slower(out, followed)
         if prod(constant(n) or 0 for n in w[2:]) == 1:
-            return _product_slower(dtype, w, out, followed)
+            return "" if _on_zen(target, dtype, w, out) else _product_slower(dtype, w, out, followed)
         return _direct_slower(dtype, constant(x[0]) == 1, w, out, steps, followed)
 
     return why
 
 
 def _on_a_gpu(
-    target: Target, options: Options, dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta, followed: bool
-) -> str:
+    target: Target, options: Options, dtype: DType, x: Sequence[Index], w: Sequence[Index], out: TensorMeta,
+    steps: Sequence[Index], followed: bool,
+) -> str:  # fmt: skip
     """Why a convolution on a GPU is ATen's.
 
     Lowc's own are those of one channel in a group, and products of matrices (one tap), on tensor cores, where channels lie side
@@ -74,13 +80,13 @@ def _on_a_gpu(
     own = options.convolution == "own"
     made, channels, *taps = (constant(n) or 0 for n in w)
     if channels != 1:
-        if prod(taps) != 1:
-            return "a library's: lowc has none of many channels and taps for GPUs"
         if "wgmma" not in target.ops or dtype.bytes != 2:
             return f"a library's: a product of {dtype}"
         if constant(out.strides[1]) != 1 or made % LINE or channels % LINE:
             return "a library's: channels do not lie as the engine copies them"
         places = prod(constant(n) or 1 for n in (x[0], *out.shape[2:]))
+        if not own and (prod(taps) != 1 or any(constant(n) != 1 for n in steps)):
+            return f"{OTHERS}: {'x'.join(map(str, taps))} taps"
         if not own and (channels < DEEP or made < WIDE or places < MANY_PLACES):
             return f"{OTHERS}: a product of {places}x{channels} and {channels}x{made}"
     elif not own and (constant(out.strides[-1]) != 1 or prod(taps) > FEW):
@@ -88,6 +94,30 @@ def _on_a_gpu(
     if options.numerics == "strict" and not own:
         return "option numerics='strict'"
     return "" if followed or own else f"{OTHERS}: no pointwise op follows"
+
+
+def _gradient_slower(
+    target: Target, dtype: DType, wanted: str, x: Sequence[Index], w: Sequence[Index], out: TensorMeta, steps: Sequence[Index],
+    groups: Index,
+) -> str:  # fmt: skip
+    """Why a gradient is not known to be faster by lowc's own: of the input (which ``out`` is), or of weights, where ``out`` is
+    the gradient that is given."""
+    made, channels, *taps = (constant(n) or 0 for n in w)
+    unknown = any(constant(n) is None for n in (*x[1:], *w, *out.shape[1:]))
+    if not target.cpu.startswith(ZEN) or len(taps) > 2 or unknown:
+        return f"{OTHERS}: a {wanted}"
+    along_rows, apart = constant(out.strides[-1]) == 1, any(constant(n) != 1 for n in steps)
+    if constant(groups) == made and channels == 1:
+        if wanted == "gradient of input":
+            return f"{OTHERS}: a {wanted}, places are {'x'.join(map(str, steps))} apart" if apart and dtype == f32 else ""
+        few = prod(taps) < MANY_TAPS and (constant(out.shape[-1]) or 0) < WIDE_ROWS
+        return f"{OTHERS}: a {wanted}, rows of {out.shape[-1]}" if along_rows and few else ""
+    plain = constant(groups) == prod(taps) == 1 and not apart and x[2:] == out.shape[2:]
+    if not plain or not _on_zen(target, dtype, w, out):
+        return f"{OTHERS}: a {wanted} of {made} channels of {channels}, {'x'.join(map(str, taps))} taps"
+    if wanted == "gradient of weight" and (along_rows or dtype == f32):  # of few sums, which two cores do not share well
+        return f"{OTHERS}: a {wanted}, {dtype}"
+    return ""
 
 
 def _depthwise_slower(out: TensorMeta, followed: bool) -> str:
@@ -115,6 +145,14 @@ def _direct_slower(
     return "" if followed else f"{OTHERS}: no pointwise op follows"
 
 
+def _on_zen(target: Target, dtype: DType, w: Sequence[Index], out: TensorMeta) -> bool:
+    """Whether a convolution of one tap is one of those that were measured to be faster on Zen 5: by one thread in f32, where ATen
+    calls MKL, in half the time; by two, and bf16 in pairs where channels lie side by side, as fast as oneDNN's or faster."""
+    made, channels = (constant(n) or 0 for n in w[:2])
+    lies = dtype == f32 or (constant(out.strides[-1]) != 1 and made % 2 == channels % 2 == 0)
+    return target.cpu.startswith(ZEN) and lies and min(made, channels) >= CHANNELS
+
+
 def _product_slower(dtype: DType, w: Sequence[Index], out: TensorMeta, followed: bool) -> str:
     """Why a convolution of one tap, a product of matrices, is not known to be faster by lowc's own: where there are few channels
     to sum over, what follows takes as long as the product."""
@@ -139,7 +177,9 @@ def choices(kernel: Kernel, target: Target, threads: bool) -> tuple[tuple[Step, 
         work *= max(1, estimate(tap.extent))
     parallel = threads and target.cores > 1 and work // lanes >= PARALLEL_WORK
     kind = PARALLEL if parallel else Kind()
-    step = (_direct if found.depth else _depthwise)(found, lanes, target, kind)
+    if found.depth:
+        return tuple([(step,) for step in _direct(found, lanes, target, kind)])
+    step = _depthwise(found, lanes, target, kind)
     return () if step is None else ((step,),)
 
 
@@ -193,15 +233,15 @@ RESULT = 0.5  # and for one of the output
 START = 30.0  # and for a tile
 
 
-def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step | None:
-    """Rows, channels and tiles of the least cost, in cycles of a core that starts two multiply-adds in each."""
+def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> list[Step]:
+    """Rows and channels of the least cost for each tile, in cycles of a core that starts two multiply-adds; best first."""
     axes = [f.axis for f in found.outer]
     windows = {w.place: w for w in found.windows}
     along = results_along(found)
     used = free_atoms(found.data)
     channels = next((a for a in reversed(axes) if a not in used and a in free_atoms(found.weight)), None)
     if channels is None or len(found.depth) != 1 or (found.windows and along not in windows):
-        return None
+        return []
     down = next((a for a in axes if a in windows and a != along), None)
     extent, deep, made = (constant(a.extent) or 0 for a in (along, found.depth[0], channels))
     high = 1 if down is None else constant(down.extent) or 0
@@ -211,7 +251,7 @@ def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step 
     if across is not None:
         beside = ((constant(across.tap.extent) or 0) - 1) * across.gap // across.step
     cores = target.cores if kind == PARALLEL else 1
-    best: tuple[float, Direct] | None = None
+    best: dict[tuple[int, int], tuple[float, Direct]] = {}
     shares = [(rows, extent) for rows in _shares(high)] if across is not None else [(1, n) for n in _shares(extent)]
     for rows, wide in shares:
         seen, pitch = rows, wide + beside
@@ -236,15 +276,15 @@ def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> Step 
                 work += count * deep * taps * (WEIGHT if made % tall else NEAR if near else FAR)
                 blocks = batch * -(-high // rows) * -(-extent // wide) * split_
                 total = -(-blocks // cores) * work
-                if best is None or total < best[0]:
+                if (tall, vectors) not in best or total < best[tall, vectors][0]:
                     size = max(1, SLICE // taps)
                     slices = -(-deep // size)
                     step = Direct(
                         axes[0].name, along.name, wide, "" if down is None else down.name, rows, (channels.name, count),
                         (tall, vectors * lanes), -(-deep // slices), lanes, kind,
                     )  # fmt: skip
-                    best = total, step
-    return None if best is None else best[1]
+                    best[tall, vectors] = total, step
+    return [step for _, step in sorted(best.values(), key=lambda each: each[0])]
 
 
 def _shares(extent: int) -> list[int]:

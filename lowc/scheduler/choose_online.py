@@ -71,6 +71,8 @@ def _few(found: Attention, lanes: int, target: Target, kind: Kind) -> Step | Non
 
 
 def _many(found: Attention, lanes: int, target: Target, kind: Kind) -> Step | None:
+    if found.gathered:
+        return None
     extent = ONE if found.rows is None else found.rows.axis.extent
     rows = KEYS if constant(extent) is None else estimate(extent)
     vectors = max(1, min(4 if target.registers >= 32 else 2, -(-rows // lanes)))

@@ -17,7 +17,7 @@ from lowc.ir.index import constant
 from lowc.ir.nodes import For, Kernel, Load, Stmt, Store
 from lowc.ir.types import i8
 from lowc.ir.walk import exprs, parts
-from lowc.scheduler.contraction import Contraction, contiguous, find, innermost
+from lowc.scheduler.contraction import Contraction, contiguous, find, innermost, is_masked_along
 from lowc.scheduler.nest import estimate, weight
 from lowc.scheduler.slice_depth import slice_of
 from lowc.scheduler.tensor_cores import TensorCores, narrow
@@ -74,6 +74,7 @@ WAYS = (
     Way((64, 64), 1, 1, 0.22, 0.6),
     Way((64, 32), 1, 1, 0.25, 0.5),
     Way((128, 128), 1, 2, 0.53, 1.1),
+    Way((128, 64), 1, 2, 0.44, 0.5),
 )
 FINER = tuple(Way((128, wide), 2, 1, 0.04 + wide / 256, 0.3 + wide / 160) for wide in range(136, 256, 8) if wide != 192)
 """Those whose last columns threads store, for products in one piece.  Their times are between those of others."""
@@ -93,7 +94,8 @@ NARROW = 128  # columns of a tile at most where threads copy: they need register
 class Size:
     """Of a product: how many there are (``batch``), and ``rows``, ``columns``, ``depth`` of each.  ``work``: what is made of an
     element of it, in cheap instructions; ``stored``: bytes of what is stored for it; ``width``: bytes of a factor's element;
-    ``turned``: whether the right factor lies along the columns.  ``apart``: whether spans are added up by themselves."""
+    ``turned``: whether the right factor lies along the columns.  ``even``: whether slices of the depth are all of one length, as
+    beyond its end the factors are no zeros by themselves.  ``apart``: whether spans are added up by themselves."""
 
     batch: int
     rows: int
@@ -103,6 +105,7 @@ class Size:
     stored: int = 2
     width: int = 2
     turned: bool = False
+    even: bool = False
     apart: bool = False
 
 
@@ -165,7 +168,7 @@ def cost(size: Size, way: Way, processors: int) -> float:
         return inf
     blocks = size.batch * -(-size.rows // high) * -(-size.columns // wide)
     rounds = -(-blocks // processors)
-    if way.teams > 1 and (rounds < AHEAD * way.teams or size.width > 2):
+    if way.teams > 1 and (rounds < AHEAD * way.teams or size.width > 2 or (wide <= STRIP and size.columns > wide)):
         return inf
     empty = EMPTY * max(0, high - size.rows) / tiles.GROUP_ROWS
     multiplied = -(-size.depth * size.width // tiles.LINE) * (way.span + empty)
@@ -185,7 +188,7 @@ def plans(size: Size, processors: int) -> Iterator[tuple[float, int, Way]]:
     sums, span = size.batch * size.rows * size.columns, tiles.LINE // size.width
     for count in range(1, max(1, min(MOST_SLICES, size.depth // (DEEP * span), PARTS // (4 * max(1, sums)))) + 1):
         deep = slice_of(size.depth, count, span)
-        if (count - 1) * deep >= size.depth:
+        if (count - 1) * deep >= size.depth or (size.even and count * deep != size.depth):
             continue
         part, added = size, 0.0
         if count > 1:
@@ -224,7 +227,7 @@ def size_of(found: Contraction) -> Size:
     work = sum(weight(e, seen) for s in rest for e in exprs(s))
     loaded = {id(p) for s in rest for e in exprs(s) for p in parts(e) if isinstance(p, Load)}
     stored = sum(s.buffer.dtype.bytes for s in rest if isinstance(s, Store))
-    turned = not contiguous(found.right, found.depth.axis)
-    dtype = narrow(found.left).dtype
+    turned = not contiguous(found.right, found.depth.axis) and contiguous(found.right, found.columns.axis)
+    dtype, even = narrow(found.left).dtype, is_masked_along(found.left, found.depth.axis)
     apart = dtype in tiles.EIGHTHS and tiles.of_tf32(found.left) is None
-    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored, dtype.bytes, turned, apart)
+    return Size(count, rows, columns, depth, work + LOADED * len(loaded), stored, dtype.bytes, turned, even, apart)

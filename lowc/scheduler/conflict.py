@@ -71,7 +71,7 @@ def _separate(axis: Axis, inner: set[Atom], group: Sequence[Load | Store], range
     """Whether accesses of different iterations of ``axis`` surely touch different elements.
 
     Each address must be ``c*axis + fixed + below + above`` with one c and one fixed part for all, ``0 <= below < c``, and above a
-    multiple of ``c*extent``: then the address tells the iteration.
+    multiple of ``c*extent``, be it fixed or not: then the address tells the iteration.
     """
     if constant(axis.extent) == 1:
         return True
@@ -84,7 +84,8 @@ def _separate(axis: Axis, inner: set[Atom], group: Sequence[Load | Store], range
         coefficient, rest = split(access.index[0], axis)
         if coefficient != stride or axis in index_atoms(rest):
             return False
-        below = _part(rest, inner, False) - base
+        apart = _part(rest, inner, False) - base
+        below = Index(tuple([t for t in apart.terms if mod(Index((t,)), reach).terms]))
         for term in _part(rest, inner, True).terms:
             single = Index((term,))
             if not mod(single, reach).terms:

@@ -128,6 +128,11 @@ def as_it_lies(factor: Expr, axis: Axis) -> bool:
     return plain and contiguous(factor, axis)
 
 
+def is_masked_along(factor: Expr, axis: Axis) -> bool:
+    """Whether which elements of ``factor`` are 0 depends on ``axis``."""
+    return any(p.mask is not None and axis in free_atoms(p.mask) for p in _reads(factor))
+
+
 def is_fixed(found: Contraction, factor: Expr) -> bool:
     """Whether ``factor`` is made of constants, and a copy of it, which can then be kept, takes no more room than they do."""
     read = _reads(factor)

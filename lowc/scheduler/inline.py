@@ -152,11 +152,15 @@ def _narrows(nest: MapNest) -> bool:
 
 
 def _is_factor(step: Launch | Extern, buffer: Buffer) -> bool:
-    """Whether a product reads ``buffer``: on a GPU an engine copies factors, and computes nothing."""
+    """Whether a product reads ``buffer``: on a GPU an engine copies factors, and computes nothing; and each element is read by
+    many threads."""
     assert isinstance(step, Launch)
     loops = [s for s in statements(step.kernel.body) if isinstance(s, For)]
     depths = [f for f in loops if any(isinstance(s, Update) and is_product(s.values[0]) for s in f.body)]
-    return any(load.buffer is buffer for load in loads(depths))
+    if any(load.buffer is buffer for load in loads(depths)):
+        return True
+    factors = [p for s in statements(step.kernel.body) for e in exprs(s) for p in parts(e) if is_product(p)]
+    return any(isinstance(p, Load) and p.buffer is buffer for f in factors for p in parts(f))
 
 
 def _order_kept(step: Launch, number: int, roots: frozenset[int], writers: dict[int, list[int]]) -> bool:

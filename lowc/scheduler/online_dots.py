@@ -12,15 +12,17 @@
            out = mixed / total; …
          }
 
-For keys that lie along the depth and values that lie along whole vectors of columns.  See ``online`` for what is the same there.
+For keys that lie along the depth and values that lie along whole vectors of columns.  Those that are where data tells, in the
+pages of a cache, are copied first, a block at a time.  See ``online`` for what is the same there.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
 from lowc.ir.index import Axis, Index, constant, ix
-from lowc.ir.nodes import Acc, Alloc, Const, Expr, For, If, Kind, Load, Op, Stmt, Store, Update, Var
+from lowc.ir.nodes import Acc, Alloc, Buffer, Const, Expr, For, If, Kind, Load, Op, Stmt, Store, Update, Var
 from lowc.ir.types import bool_
 from lowc.ir.walk import Substitution
 from lowc.scheduler.attention import Attention
@@ -67,6 +69,8 @@ class _Dots(Blocks):
         self.mixed = self.array("mixed", rows * self.across)
         self.scores = self.array("scores", rows * step.keys)
         self.top, self.total, self.shrink = (self.array(n, rows) for n in ("top", "total", "shrink"))
+        self.near = self.array("keys", step.keys * self.deep) if found.of_key else None
+        self.far = self.array("values", step.keys * self.across) if found.of_value else None
 
     def row(self, row: Index) -> dict[Axis, Index]:
         return {} if self.rows is None else {self.rows: self.first + row}
@@ -77,7 +81,7 @@ class _Dots(Blocks):
         copy = Store(self.queries, (ix(r) * self.deep + d,), there.expr(self.found.query))
         again = self.axis("r", self.high)
         return (
-            *(Alloc(b) for b in (self.queries, self.scores, self.top, self.shrink)),
+            *(Alloc(b) for b in (self.queries, self.scores, self.top, self.shrink, self.near, self.far) if b is not None),
             *(zeroed(b) for b in (self.mixed, self.total)),
             For(r, (self.bound(For(d, (copy,))),)),
             For(again, (Store(self.top, (ix(again),), Const(-math.inf, self.dtype)),)),
@@ -86,7 +90,11 @@ class _Dots(Blocks):
         )
 
     def turn(self, start: Index, count: Index, score: Expr) -> tuple[Stmt, ...]:
-        body = (*self.dots(start, count), *self.weights(start, count, score), *self.values(start, count))
+        body = (
+            *self.copied(self.near, self.found.of_key, self.found.key, self.found.depth, start, count),
+            *self.copied(self.far, self.found.of_value, self.found.value, self.found.columns, start, count),
+            *self.dots(start, count), *self.weights(start, count, score), *self.values(start, count),
+        )  # fmt: skip
         condition = self.told(score, self.found.keys)
         if condition is None:
             return body
@@ -104,6 +112,18 @@ class _Dots(Blocks):
             If(Op("eq", (some, one), bool_), body),
         )
 
+    def copied(
+        self, buffer: Buffer | None, lets: Sequence[Stmt], factor: Expr, along: Axis, start: Index, count: Index
+    ) -> tuple[Stmt, ...]:
+        """A block of ``factor`` as it is read by ``lets``; nothing without a ``buffer`` for it."""
+        if buffer is None:
+            return ()
+        j, d = self.axis("j", count), self.axis("d", along.extent)
+        there = Substitution({**self.at, self.found.keys: start + j, along: ix(d)})
+        body = renewed(there, lets, self.taken)
+        store = Store(buffer, (ix(j) * along.extent + d,), there.expr(factor))
+        return (For(j, (*body, self.bound(For(d, (store,))))),)
+
     def dots(self, start: Index, count: Index) -> tuple[Stmt, ...]:
         """Scores of whole tiles of keys, then of the keys that are left."""
         tile, out = self.step.tile[0], list[Stmt]()
@@ -113,6 +133,8 @@ class _Dots(Blocks):
             d, r, t, j = self.axis("d", self.deep), self.axis("r", self.high), self.axis("tile", some), self.axis("j", size)
             key = first + ix(t) * size + j
             there = Substitution({**self.at, self.found.depth: ix(d), self.found.keys: start + key}).expr(self.found.key)
+            if self.near is not None:
+                there = Load(self.near, (key * self.deep + d,))
             product = Op("product", (Load(self.queries, (ix(r) * self.deep + d,)), there), self.dtype)
             add = Store(self.scores, (ix(r) * self.size + key,), product, None, "add")
             axes = [d, *([r] if self.high > 1 else ()), *([j] if size > 1 else ())]
@@ -161,6 +183,8 @@ class _Dots(Blocks):
     def values(self, start: Index, count: Index) -> tuple[Stmt, ...]:
         j, r, e = self.axis("j", count), self.axis("r", self.high), self.axis("e", self.across)
         there = Substitution({**self.at, self.found.keys: start + j, self.found.columns: ix(e)}).expr(self.found.value)
+        if self.far is not None:
+            there = Load(self.far, (ix(j) * self.across + e,))
         product = Op("product", (Load(self.scores, (ix(r) * self.size + j,)), there), self.dtype)
         add = Store(self.mixed, (ix(r) * self.across + e,), product, None, "add")
 

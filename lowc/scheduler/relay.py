@@ -57,7 +57,7 @@ from lowc.ir.nodes import (
 )
 from lowc.ir.types import bool_, f32, i32, i64
 from lowc.ir.walk import Substitution, rewrite
-from lowc.scheduler.attention import Attention, find, sees
+from lowc.scheduler.attention import Attention, of_queries, sees
 from lowc.scheduler.relay_scores import Place, Scores, of_tiles
 from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, RelayTiles
 from lowc.scheduler.rename import fresh, renewed
@@ -86,9 +86,9 @@ class Relayed:
 
 def relayed(loop: For, step: Relayed, taken: set[str]) -> tuple[Stmt, ...]:
     """``loop``, attention, by tiles; raises ScheduleError where it is none that tensor cores can do."""
-    found = find(loop)
-    if found is None or found.rows is None:
-        raise ScheduleError(f"the loop over {loop.axis} is no attention with rows")
+    found = of_queries(loop)
+    if found is None:
+        raise ScheduleError(f"the loop over {loop.axis} is no attention, or data tells where keys are")
     if (lower_bound(found.keys.extent) or 0) < 1:
         raise ScheduleError(f"{found.keys} may have no iteration")
     return _Relay(found, step, taken).grid(step.late_first, step.blocks)
@@ -105,14 +105,17 @@ def scaled(score: Expr, product: Var) -> tuple[Expr, float]:
 
 class _Relay(RelayTiles):
     def __init__(self, found: Attention, step: Relayed, taken: set[str]) -> None:
-        assert found.rows is not None
-        super().__init__(found.outer, found.rows.axis, step.groups, taken)
+        rows = Axis(fresh("row", taken), ONE) if found.rows is None else found.rows.axis
+        super().__init__(found.outer, rows, step.groups, taken)
         self.found, self.step = found, step
         deep, wide = constant(found.depth.extent), constant(found.columns.extent)
         if deep is None or wide is None or max(deep, wide) > WIDEST or wide % PIECE or deep % PIECE:
             raise ScheduleError(f"heads of {found.depth.extent} and {found.columns.extent}")
         self.deep, self.wide = deep, wide
         self.query, self.key, self.value = (narrow(e) for e in (found.query, found.key, found.value))
+        if found.rows is None and isinstance(self.query, Load):  # the only row lies anywhere, for a tile of rows
+            (at,) = self.query.index
+            self.query = Load(self.query.buffer, (at + ix(rows) * deep,), self.query.mask)
         if not self.query.dtype == self.key.dtype == self.value.dtype == found.weight:
             raise ScheduleError("factors of several types")
         self.limit, self.begin, inner = sees(found)

@@ -22,24 +22,21 @@ memory and is added in memory by atomic operations, so that its last bits depend
 first, in a pipeline of their own.  The schedule is that of FlashAttention-3 (Shah et al., 2024), measured on an H200.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
 from lowc.ir import tiles
-from lowc.ir.index import Axis, Index, constant, depends_on, floordiv, ix, maximum, minimum, mod, split
-from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, FromIndex, Kind, Load, Op, Stmt, Store
+from lowc.ir.index import Index, constant, floordiv, ix, maximum, minimum, mod
+from lowc.ir.nodes import Alloc, Buffer, Const, Expr, For, If, Kind, Load, Op, Stmt, Store
 from lowc.ir.relays import SPREAD
-from lowc.ir.types import bool_, f32, i32
-from lowc.ir.walk import Substitution, free_atoms, same, with_mask
-from lowc.scheduler.attention import sight
+from lowc.ir.types import f32
+from lowc.ir.walk import Substitution, same, with_mask
 from lowc.scheduler.attention_gradient import Mix, Side, find
-from lowc.scheduler.contraction import folded
 from lowc.scheduler.nest import numel
-from lowc.scheduler.relay import scaled
 from lowc.scheduler.relay_gradient import GradientTiles, RelayedGradient
 from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL
+from lowc.scheduler.relay_weights import weights_of
+from lowc.scheduler.relay_work import LOG2E, RelayWork
 from lowc.scheduler.rename import fresh, renewed
 from lowc.scheduler.tile_epilogue import less
 
@@ -73,17 +70,6 @@ def relayed_across(loop: For, step: RelayedAcross, taken: set[str]) -> tuple[Stm
     return made.grid(False, 0, heads)
 
 
-@dataclass(frozen=True, slots=True)
-class _Values:
-    """What weights and slopes are: ``exp(product * factor - lse)`` where ``room`` is positive, and weights times
-    (product - delta)."""
-
-    factor: float
-    room: Index | None
-    lse: Expr
-    delta: Expr
-
-
 class _Across(GradientTiles):
     def __init__(self, side: Side, step: RelayedAcross, taken: set[str]) -> None:
         super().__init__(side, RelayedGradient(step.axis, GROUPS, step.others, step.stages), taken)
@@ -92,7 +78,7 @@ class _Across(GradientTiles):
         self.spans = [-(-(constant(p.depth.extent) or 0) // tiles.SPAN) for p in side.products]
         if self.spans != [64 * GROUPS // step.others] * 2 or self.tile_of != [1, 0] or [m.kept for m in side.mixes] != [0, 1]:
             raise ScheduleError(f"{step.others} others at a time for heads of {self.spans} spans")
-        self.values = _values(side)
+        self.values = weights_of(side, self.high, step.others)
         self.matrix = self.place_of_sums()
         near, factor = side.products[0].near, self.across.factor
         there = Substitution({self.across.columns: ix(side.products[0].depth)})
@@ -131,37 +117,51 @@ class _Across(GradientTiles):
 
     def segments(self) -> list[tuple[bool, Index, Index]]:
         """(whether some rows are not seen, the first tile of others, how many): those under a mask come first."""
-        size, extent, room = self.step.others, self.other.extent, self.values.room
+        size, extent, since, until = self.step.others, self.other.extent, self.values.since, self.values.until
         total = (extent + (size - 1)) // size
         first, near = self.at[self.rows], self.rows.extent
         begin = whole = ix(0)
         tail = (constant(near) or 1) % self.high != 0  # rows that there are not, and that others see
-        if room is not None:
-            if constant(split(room, self.other)[0]) != 1:
-                raise ScheduleError(f"queries that see no key from one on: {room}")
-            least = 1 - Substitution({**self.at, self.other: ix(0)}).index(room)
-            most = 1 - Substitution({**self.at, self.rows: first + (self.high - 1), self.other: ix(0)}).index(room)
-            begin = self.named("begin", minimum(total, floordiv(maximum(least, 0), ix(size))))
-            whole = minimum(total, maximum(floordiv(maximum(most, 0) + (size - 1), ix(size)), begin))
-            beyond = constant(Substitution({**self.at, self.rows: near, self.other: extent - 1}).index(room))
+        if since is not None:
+            begin = self.named("begin", minimum(total, floordiv(maximum(1 - self.room_at(since, first), 0), ix(size))))
+            most = maximum(1 - self.room_at(since, first + (self.high - 1)), 0)
+            whole = minimum(total, maximum(floordiv(most + (size - 1), ix(size)), begin))
+            beyond = constant(self.room_at(since, near, extent - 1))
             tail = tail and (beyond is None or beyond > 0)
         self.tail = tail
+        # others beyond the last are zeros, of which a function may make anything
+        self.partial = not self.values.plain and (constant(extent) or 1) % size != 0
+        end, least = total, extent
+        if until is not None:
+            last = self.room_at(until, first + (self.high - 1))
+            end = self.named("end", minimum(total, maximum(floordiv(maximum(last, 0) + (size - 1), ix(size)), begin)))
+            least = minimum(extent, maximum(self.room_at(until, first), 0))
+        whole = minimum(whole, end) if until is not None else whole
         if tail:  # all of the last block's turns
-            whole = maximum(whole, total * minimum(1, floordiv(first + (self.high - 1), near)))
+            whole = maximum(whole, end * minimum(1, floordiv(first + (self.high - 1), near)))
         whole = self.named("whole", whole)
-        if room is None and not tail:
+        if until is not None or self.partial:
+            edge = self.named("edge", maximum(whole, minimum(end, floordiv(least, ix(size)))))
+            return [(True, begin, whole - begin), (False, whole, edge - whole), (True, edge, end - edge)]
+        if since is None and not tail:
             return [(False, begin, total)]
         return [(True, begin, whole - begin), (False, whole, total - whole)]
+
+    def room_at(self, room: Index, row: Index, other: Index | int = 0) -> Index:
+        return Substitution({**self.at, self.rows: row, self.other: ix(other)}).index(room)
 
     def pipeline(self, masked: bool, first: Index, count: Index) -> For:
         size, extent = self.step.others, self.other.extent
         turn = self.axis(f"{self.other.name}_o", count)
         number = first + turn
-        if self.way.stagger and self.values.room is None:
+        if self.way.stagger and not self.values.masked:
             number = mod(number + floordiv(self.at[self.rows], ix(self.high)), (extent + (size - 1)) // size)
         start = number * size
         tiles_of, fills = self.brought(start)
-        gathered = [self.gather(name, value, start) for name, value in (("lse", self.values.lse), ("delta", self.values.delta))]
+        taken_off = [("lse", Op("mul", (self.values.lse, Const(LOG2E, f32)), f32)), ("delta", self.values.delta)]
+        gathered = [self.gather(name, Op("neg", (value,), f32), start) for name, value in taken_off]
+        read = [(value, self.gather("of_other", value, start)) for value in self.values.of_others(self.rows, self.other)]
+        gathered += [made for _, made in read]
         kept = self.side.kept[1].buffer.dtype
         shape = (ix(size // tiles.SPAN), ix(self.high), ix(tiles.SPAN))
         strides = (ix(self.high * tiles.SPAN), ix(tiles.SPAN), ix(1))
@@ -169,24 +169,27 @@ class _Across(GradientTiles):
         sums = [self.local("sums", self.each, "add").buffer for _ in tiles_of]
         across = self.local("across", tiles.SPAN // 2, "add").buffer
         allocs = [*(Alloc(b) for b in tiles_of), *(Alloc(b) for b, _ in gathered), Alloc(slopes)]
-        body: list[Stmt] = [*allocs, *(Alloc(b, "add") for b in (*sums, across)), *fills, *(g for _, g in gathered)]
+        memory = [*allocs, *(Alloc(b, "add") for b in (*sums, across))]
+        body: list[Stmt] = [*fills, *(g for _, g in gathered)]
         body += [self.first(n, sums[n], tiles_of[n]) for n in range(2)]
-        body += [self.weights(sums[0], gathered[0][0], start, masked), self.slopes_of(sums, gathered[1][0]), *self.rounded(sums)]
-        body.append(self.spread(self.held[1].buffer, slopes))
+        known = [(value, buffer) for value, (buffer, _) in read]
+        near = gathered[0][0], gathered[1][0]
+        work = RelayWork(self, self.values, (sums[0], sums[1]), near, known, start, masked, self.tail, self.partial)
+        body += [*work.loops(), *self.rounded(sums), self.spread(self.held[1].buffer, slopes)]
         for mix, mixed, which in zip(self.side.mixes, self.mixed, self.tile_of, strict=True):
             body.append(self.second(mixed.buffer, self.held[mix.kept].buffer, tiles_of[which]))
         body += [self.third(across, slopes), self.adds(across, number)]
-        return For(turn, tuple(body), Kind("pipeline", self.step.stages))
+        if self.values.seen is not None:
+            body = [If(Substitution({**self.at, self.other: start}).expr(self.values.seen), tuple(body))]
+        return For(turn, (*memory, *body), Kind("pipeline", self.step.stages))
 
     def gather(self, name: str, value: Expr, start: Index) -> tuple[Buffer, For]:
-        """What a row of others has, for those of a turn; 0 beyond the last."""
+        """What a row of others has, for those of a turn; 0 is loaded beyond the last."""
         t = self.axis("t", self.step.others)
-        buffer = Buffer(fresh(name, self.taken), f32, (t.extent,), (ix(1),), "shared")
+        buffer = Buffer(fresh(name, self.taken), value.dtype, (t.extent,), (ix(1),), "shared")
         there = Substitution({**self.at, self.other: start + t})
         value = with_mask(there.expr(value), less(start + t, self.other.extent), {})
-        if name == "lse":
-            value = Op("mul", (value, _f(math.log2(math.e))), f32)
-        return buffer, self.threaded(t, (Store(buffer, (ix(t),), Op("neg", (value,), f32)),))
+        return buffer, self.threaded(t, (Store(buffer, (ix(t),), value),))
 
     def taken_out(self, mix: Mix, mixed: Buffer) -> For:
         """The loop over strips that the engine stores, or over threads that store where it cannot."""
@@ -216,40 +219,6 @@ class _Across(GradientTiles):
 
     # ------------------------------------------------------------ what threads do
 
-    def places(self) -> tuple[Axis, Axis, Axis, Axis, Index]:
-        """Axes over threads, pieces, neighbours, rows; the number of a thread's sum."""
-        t, piece = self.axis("t", self.threads), self.axis("j", self.step.others // PIECE)
-        v, h = self.axis("v", 2), self.axis("h", 2)
-        return t, piece, v, h, ix(piece) * 4 + ix(h) * 2 + v
-
-    def weights(self, scores: Buffer, lse: Buffer, start: Index, masked: bool) -> For:
-        t, piece, v, h, number = self.places()
-        outside: list[Stmt] = []
-        hidden: list[tuple[Expr, Expr]] = []  # a weight is 0 unless the first is less than the second
-        row = self.at[self.rows] + tiles.row(ix(t), ix(0))
-        if masked and self.values.room is not None:
-            there = Substitution({**self.at, self.rows: row, self.other: start + mod(ix(t), ix(4)) * 2})
-            late = self.let("late", FromIndex(-there.index(self.values.room), i32), outside)
-            hidden.append((late, FromIndex(ix(piece) * PIECE + v - ix(h) * 8, i32)))
-        if masked and self.tail:
-            left = self.let("left", FromIndex(self.rows.extent - row, i32), outside)
-            hidden.append((FromIndex(ix(h) * 8, i32), left))
-        shared: list[Stmt] = []
-        off = self.let("off", Load(lse, (tiles.column(ix(t), ix(piece) * 4 + v),)), shared)
-        value: Expr = Op("fma", (Load(scores, (ix(t), number)), _f(self.values.factor * math.log2(math.e)), off), f32)
-        for low, high in hidden:
-            value = Op("select", (Op("lt", (low, high), bool_), value, _f(-math.inf)), f32)
-        store = Store(scores, (ix(t), number), Op("ex2_normal", (value,), f32))
-        return self.threaded(t, (*outside, For(piece, (For(v, (*shared, For(h, (store,), UNROLL)), PAIR),), UNROLL)))
-
-    def slopes_of(self, sums: Sequence[Buffer], delta: Buffer) -> For:
-        t, piece, v, h, number = self.places()
-        shared: list[Stmt] = []
-        off = self.let("off", Load(delta, (tiles.column(ix(t), ix(piece) * 4 + v),)), shared)
-        weight, other = (Load(s, (ix(t), number)) for s in sums)
-        store = Store(sums[1], (ix(t), number), Op("mul", (weight, Op("add", (other, off), f32)), f32))
-        return self.threaded(t, (For(piece, (For(v, (*shared, For(h, (store,), UNROLL)), PAIR),), UNROLL),))
-
     def spread(self, held: Buffer, slopes: Buffer) -> For:
         t, n = self.axis("t", self.threads), self.axis("n", self.each)
         where = tiles.place(slopes, tiles.column(ix(t), ix(n)), tiles.row(ix(t), ix(n)))
@@ -275,39 +244,3 @@ class _Across(GradientTiles):
         index = Substitution(self.at).index(self.matrix) + place
         add = Store(store.buffer, (index,), Load(across, (ix(t), ix(piece) * 4 + v)), None, "add")
         return self.threaded(t, (For(piece, (For(v, (add,), FOUR),), UNROLL),))
-
-
-def _f(value: float) -> Const:
-    return Const(value, f32)
-
-
-def _values(side: Side) -> _Values:
-    """Raises ScheduleError for anything but weights of scaled products, and slopes of them."""
-    assert side.near is not None
-    near = side.near.axis
-    weight, slope = (_narrowed(folded(side.lets, s.value)) for s in side.kept)
-    if not isinstance(weight, Op) or weight.name != "exp" or not isinstance(slope, Op) or slope.name != "mul":
-        raise ScheduleError("weights or slopes are something else")
-    exponent, less_ = weight.args[0], slope.args[1]
-    if not same(slope.args[0], weight) or not isinstance(exponent, Op) or not isinstance(less_, Op):
-        raise ScheduleError("slopes are not of the weights")
-    room, score = sight(exponent.args[0])
-    product, factor = scaled(score, side.products[0].total)
-    firsts = (product, less_.args[0])
-    known = all(same(a, p.total) for a, p in zip(firsts, side.products, strict=True))
-    if (exponent.name, less_.name) != ("sub", "sub") or not known:
-        raise ScheduleError("weights are of more than a product, a number and a sum")
-    lse, delta = exponent.args[1], less_.args[1]
-    for value in (lse, delta):
-        axes = free_atoms(value)
-        if value.dtype != f32 or near in axes or any(p.depth in axes for p in side.products):
-            raise ScheduleError("what is taken off is not of rows of queries")
-    if room is not None and any(depends_on(room, f.axis) for f in side.outer if f is not side.near):
-        raise ScheduleError(f"a mask that differs from head to head: {room}")
-    if room is not None and [constant(split(room, a)[0]) for a in (side.others[0], near)] != [1, -1]:
-        raise ScheduleError(f"a mask that is no diagonal: {room}")
-    return _Values(factor, room, lse, delta)
-
-
-def _narrowed(value: Expr) -> Expr:
-    return value.args[0] if isinstance(value, Op) and value.name == "cast" and value.dtype.bits == 16 else value

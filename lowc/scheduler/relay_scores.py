@@ -56,9 +56,14 @@ class Place:
 
 
 class Scores:
-    """Scores of one row of a thread.  ``lets``: what places in tables are made of; ``before``: where statements of the row go."""
+    """Scores of one row of a thread.  ``lets``: what places in tables are made of; ``before``: where statements of the row go;
+    ``loaded``: what is there without a load."""
 
-    def __init__(self, product: Var, lets: Sequence[Let], place: Place, taken: set[str], before: list[Stmt]) -> None:
+    def __init__(
+        self, product: Var, lets: Sequence[Let], place: Place, taken: set[str], before: list[Stmt],
+        loaded: Sequence[tuple[Expr, Var]] = (),
+    ) -> None:  # fmt: skip
+        self.loaded = loaded
         self.product, self.lets, self.place, self.taken, self.before = product, lets, place, taken, before
         row = minimum(place.row, place.rows.extent - 1)
         inside = row if row == place.row else coordinate("inside", row, taken, before)
@@ -83,6 +88,13 @@ class Scores:
                 there.rename(each.var.name, var)
         return self.made(score, True)
 
+    def more(self, value: Expr, name: str, what: Expr) -> Expr:
+        """What ``value`` is at the same place, once a score is made there; ``name`` is ``what``."""
+        self.varying.add(Opaque(name))
+        for there in (self.plain, self.inside):
+            there.rename(name, what)
+        return self.made(value, False)
+
     def made(self, value: Expr, added: bool) -> Expr:
         """``added``: whether the score is ``value`` times a number, and others added: an absolute error is one of the score."""
         key = id(value), added
@@ -96,17 +108,29 @@ class Scores:
             return self.plain.expr(value)
         if self.varying.isdisjoint(free_atoms(value)):
             return self.of_row(value)
+        for one, var in self.loaded:
+            if same(one, value):
+                return var
         if isinstance(value, Load) or value.name in CHECKS:
             return self.read(value)
         counted = self.counted(value)
         if counted is not None:
             return counted
+        capped = of_cap(value)
+        if capped is not None:
+            return slope_of_tanh(self.inverse(capped))
         times = _number(value)
         inside = added and (times is not None or value.name in ("add", "sub", "neg", "select"))
         args = tuple([self.made(a, inside) for a in value.args])
         if times is not None:
             return _times(args[0], times)
-        return _tanh(args[0]) if value.name == "tanh" and value.dtype == f32 and added else Op(value.name, args, value.dtype)
+        if value.name == "tanh" and value.dtype == f32 and added:
+            return tanh(_inverse(args[0]))
+        return Op(value.name, args, value.dtype)
+
+    def inverse(self, value: Expr) -> Expr:
+        """``1 / (1 + exp(2 * value))``, of which a hyperbolic tangent is made."""
+        return _inverse(self.made(value, False))
 
     def of_row(self, value: Expr) -> Expr:
         for one, var in self.known:
@@ -191,8 +215,28 @@ def _times(value: Expr, number: float) -> Expr:
     return Op("mul", (value, Const(number, f32)), f32)
 
 
-def _tanh(value: Expr) -> Expr:
+def tanh(inverse: Expr) -> Expr:
     """The hyperbolic tangent with an absolute error below 2**-20, by two instructions that approximate."""
-    power = Op("ex2_normal", (_times(value, 2 * math.log2(math.e)),), f32)
-    inverse = Op("rcp", (Op("add", (power, Const(1.0, f32)), f32),), f32)
     return Op("fma", (inverse, Const(-2.0, f32), Const(1.0, f32)), f32)
+
+
+def _inverse(value: Expr) -> Expr:
+    """``1 / (1 + exp(2 * value))``."""
+    power = Op("ex2_normal", (_times(value, 2 * math.log2(math.e)),), f32)
+    return Op("rcp", (Op("add", (power, Const(1.0, f32)), f32),), f32)
+
+
+def of_cap(value: Op) -> Expr | None:
+    """The argument, if ``value`` is 1 less the square of a hyperbolic tangent."""
+    if value.name != "sub" or value.dtype != f32 or not isinstance(value.args[0], Const) or value.args[0].value != 1:
+        return None
+    square = value.args[1]
+    if not isinstance(square, Op) or square.name != "mul" or not same(square.args[0], square.args[1]):
+        return None
+    inner = square.args[0]
+    return inner.args[0] if isinstance(inner, Op) and inner.name == "tanh" else None
+
+
+def slope_of_tanh(inverse: Expr) -> Expr:
+    """The derivative of the hyperbolic tangent, from what that is made of: as exact where it is small."""
+    return Op("mul", (inverse, Op("fma", (inverse, Const(-4.0, f32), Const(4.0, f32)), f32)), f32)

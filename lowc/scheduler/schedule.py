@@ -6,8 +6,9 @@ a GPU primitives build on one another: if one is not legal, the kernel gets a si
 is left to the call (``versions``).
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 
 from lowc.errors import ScheduleError
 from lowc.ir.nodes import Kernel, Launch, Module, Step
@@ -40,14 +41,16 @@ from lowc.target import Target
 def run(module: Module, target: Target, options: Options) -> Module:
     """``module`` with loops bound to cores and lanes, or to blocks and threads."""
     if target.kind == "nvptx":
-        return without_params(
+        asked = _Asked(module)
+        return asked.met(without_params(
             expand_kernels(
-                module, lambda kernel: _tensor_cores(kernel, target) or versions(kernel, lambda k: _simt(k, target))
+                module,
+                lambda kernel: asked.of(kernel, _tensor_cores(kernel, target)) or versions(kernel, lambda k: _simt(k, target)),
             )
-        )
+        ))  # fmt: skip
 
     def each(kernel: Kernel) -> Kernel:
-        tiled = _contraction(kernel, target, options.threads, fixed.get(id(kernel), frozenset()))
+        (tiled,) = asked.of(kernel, _contraction(kernel, target, options.threads, fixed.get(id(kernel), frozenset()))) or (None,)
         if tiled is None and options.threads:
             kernel = distribute(kernel, target)
         kernel = tiled or scheduled(kernel, choose(kernel, target, options.threads))
@@ -55,8 +58,36 @@ def run(module: Module, target: Target, options: Options) -> Module:
 
     module = choose_gradient.together(module, target, options.threads)
     module = replace(module, steps=share_kernels(module))
-    fixed = {} if "once" in options.off.split(",") else _constants(module)
-    return with_params(without_params(map_kernels(module, each)))
+    fixed, asked = {} if "once" in options.off.split(",") else _constants(module), _Asked(module)
+    return asked.met(with_params(without_params(map_kernels(module, each))))
+
+
+class _Asked:
+    """Which of its schedules a kernel shall have: the highest number that ``Module.schedules`` has for any node it is made of."""
+
+    def __init__(self, module: Module) -> None:
+        self.numbers = dict(module.schedules)
+        self.left = {node for node, number in module.schedules if number}
+        self.nodes: dict[int, set[str]] = {}
+        for step in module.steps if self.left else ():
+            if isinstance(step, Launch):
+                self.nodes.setdefault(id(step.kernel), set()).update(o.split(" = ")[0] for o in step.origin)
+
+    def of(self, kernel: Kernel, legal: Iterator[Kernel]) -> tuple[Kernel, ...]:
+        """The one of ``legal`` schedules, best first, that is asked for; the first where there are not so many; () for none."""
+        nodes = self.nodes.get(id(kernel), set()) & self.numbers.keys()
+        number = max((self.numbers[n] for n in nodes), default=0)
+        first = list(islice(legal, number + 1))
+        if len(first) > number:
+            self.left -= nodes
+            return (first[number],)
+        return tuple(first[:1])
+
+    def met(self, module: Module) -> Module:
+        """``module``; raises ScheduleError where a node's kernels have no schedule of its number."""
+        if self.left:
+            raise ScheduleError(f"no schedule number {self.numbers[min(self.left)]} for {min(self.left)}")
+        return module
 
 
 def _constants(module: Module) -> dict[int, frozenset[str]]:
@@ -113,9 +144,9 @@ def scheduled(kernel: Kernel, schedule: Schedule) -> Kernel:
     return kernel
 
 
-def _contraction(kernel: Kernel, target: Target, threads: bool, fixed: frozenset[str]) -> Kernel | None:
-    """``kernel`` by the first of its possible schedules as a contraction that is legal throughout, if there is one.  ``fixed``:
-    params that are constants."""
+def _contraction(kernel: Kernel, target: Target, threads: bool, fixed: frozenset[str]) -> Iterator[Kernel]:
+    """``kernel`` by each of its possible schedules as a contraction that is legal throughout, best first.  ``fixed``: params that
+    are constants."""
     choosing = (choose_online, choose_gradient, choose_convolution)
     plans = [s for each in choosing for s in each.choices(kernel, target, threads)]
     for steps in (*plans, *choose_contraction.choices(kernel, target, threads, fixed)):
@@ -125,12 +156,11 @@ def _contraction(kernel: Kernel, target: Target, threads: bool, fixed: frozenset
                 new = contract.apply(new, step)
         except ScheduleError:
             continue
-        return new
-    return None
+        yield new
 
 
-def _tensor_cores(kernel: Kernel, target: Target) -> tuple[Kernel, ...]:
-    """``kernel`` by the first way of doing it on tensor cores that is legal; nothing if there is none."""
+def _tensor_cores(kernel: Kernel, target: Target) -> Iterator[Kernel]:
+    """``kernel`` by each way of doing it on tensor cores that is legal, best first."""
     # factors that the engine does not take as they lie: warps by themselves were faster than where threads copy for ``wgmma``, at
     # all that was measured (benchmarks/results/h200_mma.md); values that are computed were not
     by_engine, by_threads = (choose_tensor_cores.choices(kernel, target, each) for each in (COPIES[:1], COPIES[1:]))
@@ -139,10 +169,10 @@ def _tensor_cores(kernel: Kernel, target: Target) -> tuple[Kernel, ...]:
     ways = by_engine, first, by_threads, by_warps, choose_attention.ways(kernel, target)
     for step in chain(*ways):
         try:
-            return (contract.apply(kernel, step),)
+            new = contract.apply(kernel, step)
         except ScheduleError:
             continue
-    return ()
+        yield new
 
 
 def _simt(kernel: Kernel, target: Target) -> Kernel:

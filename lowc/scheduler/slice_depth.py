@@ -23,7 +23,7 @@ from lowc.ir.index import Axis, Index, constant, ix
 from lowc.ir.nodes import Acc, Buffer, Expr, For, Launch, Let, Load, Op, Stmt, Store, Update, Var
 from lowc.ir.types import f32
 from lowc.ir.walk import Substitution, buffers, make_kernel, names, with_mask, zero_outside
-from lowc.scheduler.contraction import find, innermost
+from lowc.scheduler.contraction import find, innermost, is_masked_along
 from lowc.scheduler.nest import nested, numel
 from lowc.scheduler.rename import fresh
 from lowc.scheduler.tensor_cores import narrow, widened
@@ -52,6 +52,8 @@ def slice_depth(step: Launch, slices: int, name: str) -> tuple[Buffer, tuple[Lau
     each = slice_of(depth, slices, tiles.span(narrow(found.left).dtype))
     if slices < 2 or (slices - 1) * each >= depth:
         raise ScheduleError(f"no {slices} slices of whole spans in {depth}")
+    if slices * each != depth and is_masked_along(found.left, found.depth.axis):
+        raise ScheduleError(f"{slices} slices of {depth} are not of one length")
     batch = [f for f in found.outer if f is not found.rows and f is not found.columns]
     axes = [f.axis for f in (*batch, found.rows, found.columns)]
     width = -(-(constant(axes[-1].extent) or 0) // LINE) * LINE

@@ -207,9 +207,10 @@ class Tiler:
         """The tile of ``factor``, and the nest that fills it with ``size`` places along ``across``."""
         value = narrow(factor)
         depth = self.found.depth.axis
+        masked: set[Atom] = free_atoms(value.mask) if isinstance(value, Load) and value.mask is not None else set()
         # a slice of a depth is whole spans, and the factor itself says where the depth ends
-        sliced = isinstance(value, Load) and value.mask is not None and depth in free_atoms(value.mask)
-        sliced = sliced and (constant(depth.extent) or 1) % self.span == 0
+        sliced = depth in masked and (constant(depth.extent) or 1) % self.span == 0
+        told = sliced and across in masked  # what a window sees (``im2col``)
         i, k = self.axis(across.name, self.span), self.axis("k", self.span)
         if contiguous(factor, across) and not contiguous(factor, depth):
             if value.dtype.bits != 16:
@@ -226,7 +227,7 @@ class Tiler:
         at = {**self.at, across: self.at[across] + position, depth: ix(outer) * self.span + k}
         value = Substitution(at).expr(value)
         inside: Expr | None = None
-        bounded = [*(() if sliced else (depth,)), across, *self.batch]
+        bounded = [*(() if sliced else (depth,)), across, *(() if told else self.batch)]
         if self.step.key == tiles.MMA:  # the engine needs to be told all dimensions
             whole = {depth: self.span, across: size}
             bounded = [a for a in bounded if a in whole and (constant(a.extent) or 1) % whole[a]]

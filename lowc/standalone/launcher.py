@@ -129,7 +129,12 @@ class Launcher:
             base = found[each.param] + value(each.offset, sizes)
             lengths, strides = values(each.sizes, sizes), values(each.strides, sizes)
             try:
-                self._driver.tensor_map(MAP_DTYPES[each.dtype], base, lengths, strides, each.box, place)
+                dtype = MAP_DTYPES[each.dtype]
+                if each.steps:
+                    corners = each.lower, each.upper
+                    self._driver.places_map(dtype, base, lengths, strides, each.box, corners, each.steps, place)
+                else:
+                    self._driver.tensor_map(dtype, base, lengths, strides, each.box, place)
             except (LowcError, ValueError, OverflowError) as error:
                 what = f"kernel {launching.kernel} cannot copy boxes of a tensor of sizes {lengths}, strides {strides} in bytes"
                 raise LowcError(f"{what}: {error}") from error

@@ -9,7 +9,8 @@ A kernel takes ``params``, then the address of a word for failed checks, the ste
 
     {"param": 0, "dtype": "bf16", "offset": tree, "sizes": [tree, ...], "strides": [tree, ...], "box": [64, 64]}
 
-as in ``artifact.TensorMap``.  All launches of a call go to one stream, one after the other.
+as in ``artifact.TensorMap``; with "lower", "upper" and "steps" if it is of places.  All launches of a call go to one stream, one
+after the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ MAP_DTYPES = {"f8e4m3": 0, "f8e5m2": 0, "f16": 6, "f32": 7, "bf16": 9, "tf32": 1
 """Numbers of the driver's CUtensorMapDataType (``artifact.MAP_DTYPES``)."""
 ALIGNMENT = 16
 """Bytes: where params that are ``aligned`` must begin, and tensor maps."""
-_THREADS, _SHARED, _RANK, _BOX = 1024, 1 << 18, 5, 256
+_THREADS, _SHARED, _RANK, _BOX, _CORNER, _STEP = 1024, 1 << 18, 5, 256, 1 << 15, 8
 MOST = (1 << 31) - 1
 """Blocks of a launch, and steps."""
 
@@ -30,7 +31,7 @@ MOST = (1 << 31) - 1
 @dataclass(frozen=True, slots=True)
 class Map:
     """See the top of this file.  ``param``: a position in ``Launching.params``.  ``sizes``: in elements, innermost first;
-    ``strides`` in bytes, one less; ``box``: elements that are copied at a time."""
+    ``strides`` in bytes, one less; ``box``: elements that are copied at a time; ``lower``, ``upper``, ``steps``: of places."""
 
     param: int
     dtype: str
@@ -38,6 +39,9 @@ class Map:
     sizes: tuple[Tree, ...]
     strides: tuple[Tree, ...]
     box: tuple[int, ...]
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +114,17 @@ def _param(data: Any, known: frozenset[str], counts: Mapping[str, int]) -> tuple
 def _map(data: Any, known: frozenset[str], params: int) -> Map:
     sizes, strides = (_trees(data[what], known) for what in ("sizes", "strides"))
     box = tuple(within(n, 1, _BOX, "the size of a box") for n in data["box"])
-    if not 1 <= len(sizes) <= _RANK or len(strides) != len(sizes) - 1 or len(box) != len(sizes):
+    corners = [tuple(within(n, -_CORNER, _CORNER, "a corner") for n in data.get(what, ())) for what in ("lower", "upper")]
+    steps = tuple(within(n, 1, _STEP, "a step") for n in data.get("steps", ()))
+    rank = len(sizes)
+    if not 1 <= rank <= _RANK or len(strides) != rank - 1 or len(box) != (2 if steps else rank):
         raise ValueError("a tensor map has no rank that is possible")
+    if {len(corners[0]), len(corners[1]), len(steps)} != {rank - 2 if steps else 0}:
+        raise ValueError("a tensor map of places that is none")
     if data["dtype"] not in MAP_DTYPES:
         raise ValueError(f"a tensor map of dtype {data['dtype']!r}")
-    return Map(within(data["param"], 0, params - 1, "param"), data["dtype"], tree(data["offset"], known), sizes, strides, box)
+    param, offset = within(data["param"], 0, params - 1, "param"), tree(data["offset"], known)
+    return Map(param, data["dtype"], offset, sizes, strides, box, corners[0], corners[1], steps)
 
 
 def _trees(data: Sequence[Any], known: frozenset[str]) -> tuple[Tree, ...]:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from lowc.cache.folder import Folder
-from lowc.cache.place import folder_of
+from lowc.cache.folder import Folder, folder_of
 from lowc.cli import main
 from lowc.options import parse
 from tests.cache import graphs

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,5 +101,22 @@ def test_the_digest_is_kept_under_what_the_file_system_says(tmp_path: Path, monk
     os.utime(home / "a.py", ns=(0, 0))  # times can be set, but not the one of the change itself
     (home / "a.py").write_text("x = 3\n")
     os.utime(home / "a.py", ns=(0, 0))
-    assert known(str(home), folder) not in (first, second)
+    assert (third := known(str(home), folder)) not in (first, second)
+    seen = {third}
+    (home / "inner").mkdir()
+    for change in (
+        lambda: (home / "inner" / "b.py").write_text("y = 1\n"),
+        lambda: (home / "inner" / "b.py").rename(home / "inner" / "c.py"),
+        lambda: (home / "inner" / "c.py").write_text("y = 2\n"),
+        lambda: (home / "inner").rename(home / "other"),
+        lambda: (home / "d.py").symlink_to(home / "other" / "c.py"),
+        lambda: (home / "other" / "c.py").write_text("y = 3\n"),
+        lambda: (home / "a.py").unlink(),
+    ):
+        known(str(home), folder)
+        time.sleep(0.02)  # more than a tick of the file system's clock
+        change()
+        found = known(str(home), folder)
+        assert found == sources.digest(str(home)) == known(str(home), folder) and found not in seen
+        seen.add(found)
     assert known(str(tmp_path / "nowhere"), folder) == ""

@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 
 from lowc import machine, traces
 from lowc.cache import entry, sources
-from lowc.frontend import aot, kept
+from lowc.frontend import aot, aten_graphs, kept
 from lowc.frontend.ambient import text_of_settings, text_of_thread
 from tests.cache import graphs
 
@@ -36,13 +36,13 @@ BACKENDS: Any = torch.backends
 def tracings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the graphs that AOTAutograd has made."""
     found: list[str] = []
-    real = aot.compile_fx_graph
+    real = aten_graphs.compile_fx_graph
 
     def counted(gm: Any, name: str, *rest: Any, **named: Any) -> Any:
         found.append(name)
         return real(gm, name, *rest, **named)
 
-    monkeypatch.setattr(aot, "compile_fx_graph", counted)
+    monkeypatch.setattr(aten_graphs, "compile_fx_graph", counted)
     yield found
 
 
@@ -129,6 +129,11 @@ def sizes(x: Tensor) -> tuple[Any, ...]:
     return x[: x.shape[0] // 2].sin(), x.shape[0] * 2, x.reshape(-1, 5).sum(0) / x.shape[0]
 
 
+def conjugates(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.view_as_complex(x).conj()
+    return y, y.imag, torch.view_as_real((y * 2j).resolve_conj())
+
+
 HITS: dict[str, tuple[Make, tuple[Any, ...], bool]] = {
     "training": (mlp, (G,), False),
     "inference": (mlp, (X,), False),
@@ -142,6 +147,7 @@ HITS: dict[str, tuple[Make, tuple[Any, ...], bool]] = {
     "transforms": (lambda: mapped, (X,), False),
     "autocast": (lambda: cast, (G,), False),
     "parts": (lambda: parts, (G,), False),
+    "conjugates": (lambda: conjugates, (X.view(20, 2),), False),
     "dynamic training": (mlp, (G,), True),
     "sizes": (lambda: sizes, (X,), True),
 }

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import lowc
-from lowc.frontend import aot, random
+from lowc.frontend import aten_graphs, random
 from lowc.ir.philox import WORD
 
 COUNT = 40_000
@@ -39,8 +39,8 @@ def test_what_draws_is_known_by_its_tag() -> None:
     """By which a process knows whether it has to load what replaces it."""
     for name in random._REPLACED:
         _, packet, overload = name.split(".")
-        assert aot._draws(getattr(getattr(torch.ops.aten, packet), overload)), name
-    assert not aot._draws(torch.ops.aten.exp.default)
+        assert aten_graphs._draws(getattr(getattr(torch.ops.aten, packet), overload)), name
+    assert not aten_graphs._draws(torch.ops.aten.exp.default)
 
 
 KINDS: dict[str, Callable[[int], Tensor]] = {

@@ -213,6 +213,26 @@ def test_random_kernel_round_trip(seed: int) -> None:
     assert [p.strides for p in again.params] == [p.strides for p in kernel.params]
 
 
+def test_schedules_that_are_asked_for() -> None:
+    text = """module @LOOPS() {
+  input x: f32[4]
+  temp y: f32[4]
+  launch f(x, y)
+    from "add_1 = aten.add.Tensor"
+  schedule add_1 2
+  return y
+}
+
+kernel f(x: f32[4], y: f32[4]) {
+  for i in 4 {
+    y[i] = x[i]
+  }
+}
+"""
+    module = parse_module(text)
+    assert module.schedules == (("add_1", 2),) and print_module(module) == text
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.floats(allow_nan=True, allow_infinity=True), st.sampled_from([f16, bf16, f32, f64]))
 def test_float_constants_are_exact(value: float, dtype: DType) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.memory import resident
 from lowc import reuse
-from lowc.cache.place import folder_of
+from lowc.cache.folder import folder_of
 from lowc.compiler import compile_graph
 from lowc.options import Options, parse
 from tests.cache import graphs

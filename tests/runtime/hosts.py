@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from lowc.artifact import Artifact, Native, runs
+from lowc.host import TORCH_NAMES
 from lowc.ir import types
 from lowc.ir.index import Index, IndexLike, Symbol, evaluate, ix
 from lowc.ir.nodes import Buffer, Extern, Kernel, Launch, Load, Module, Store, View
 from lowc.ir.types import DType
-from lowc.runtime.names import TORCH_NAMES
 from lowc.runtime.program import Program, bind
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +20,14 @@ Run = Callable[[dict[str, Any]], object]
 CLOSE = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}
 
 
-def gradients(shape: Shape, nests: str, causal: bool = False, bias: bool = False, dtype: str = "f32") -> Kernel:
+def gradients(
+    shape: Shape, nests: str, causal: bool = False, bias: bool = False, dtype: str = "f32",
+    function: tuple[str, str, str] | None = None,
+) -> Kernel:  # fmt: skip
     """Of queries ("q" in ``nests``), of keys and values ("k"), of keys and values by heads of queries with sums for these
-    ("a") @SCHEDULED, as ``lowering/attention_backward.py`` writes them."""
+    ("a") @SCHEDULED, as ``lowering/attention_backward.py`` writes them.  ``function``: what scores are of ``s`` at h, i, j, what
+    slopes are of ``s`` and ``g``, the gradient of a score, and params that they read; ``lse`` are then to base 2, and -inf for
+    rows that see nothing."""
     heads, shared, rows, keys, deep = shape
     each = int(heads) // int(shared)
 
@@ -30,17 +36,24 @@ def gradients(shape: Shape, nests: str, causal: bool = False, bias: bool = False
         factors = [", ".join(f"f32({x})" for x in (reversed(pair) if swapped else pair)) for pair in pairs]
         score = f"s{n} * 0.25" + (f" + f32(bias[{i}, {j}])" if bias else "")
         score = f"select(idx({j}) <= idx({i}), {score}, -inf)" if causal else score
+        less = f"lse[{h}, {i}]"
+        if function is not None:
+            score, less = named(function[0], f"s{n}", h, i, j), f"select(lse[{h}, {i}] == -inf, 0.0, lse[{h}, {i}] * 0.69314718)"
         return f"""acc s{n}: f32 = add
             for d{n} in {deep} {{ s{n} add= product({factors[0]}) }}
             acc g{n}: f32 = add
             for e{n} in {deep} {{ g{n} add= product({factors[1]}) }}
-            w{n} = exp({score} - lse[{h}, {i}])"""
+            w{n} = exp({score} - {less})"""
+
+    def slopes(h: str, i: str, j: str, n: int) -> str:
+        made = f"w{n} * (g{n} - delta[{h}, {i}])"
+        return made if function is None else named(function[1], f"s{n}", h, i, j, f"({made})")
 
     kh = "h" if heads == shared else f"(h // {each})"
     queries = f"""for h in {heads} {{ for i in {rows} {{
         for j in {keys} {{
             {slope("h", kh, "i", "j", False, 0)}
-            slopes_q[h, i, j] = {dtype}(w0 * (g0 - delta[h, i]))
+            slopes_q[h, i, j] = {dtype}({slopes("h", "i", "j", 0)})
         }}
         for c in {deep} {{
             acc a: f32 = add
@@ -53,7 +66,7 @@ def gradients(shape: Shape, nests: str, causal: bool = False, bias: bool = False
         for g in {each} {{ for o in {rows} {{
             {slope(head, "hk", "o", "r", True, 1)}
             weights[hk, r, g, o] = {dtype}(w1)
-            slopes[hk, r, g, o] = {dtype}(w1 * (g1 - delta[{head}, o]))
+            slopes[hk, r, g, o] = {dtype}({slopes(head, "o", "r", 1)})
         }} }}
         for c1 in {deep} {{
             acc a1: f32 = add
@@ -75,7 +88,7 @@ def gradients(shape: Shape, nests: str, causal: bool = False, bias: bool = False
         for o in {rows} {{
             {slope("h", kh, "o", "r", True, 1)}
             weights[h, r, 0, o] = {dtype}(w1)
-            slopes[h, r, 0, o] = {dtype}(w1 * (g1 - delta[h, o]))
+            slopes[h, r, 0, o] = {dtype}({slopes("h", "o", "r", 1)})
         }}
         for c1 in {deep} {{
             acc a1: f32 = add
@@ -96,6 +109,7 @@ def gradients(shape: Shape, nests: str, causal: bool = False, bias: bool = False
     row, column = f"{heads}, {rows}", f"{shared}, {keys}"
     params = f"q: {dtype}[{row}, {deep}], k: {dtype}[{column}, {deep}], v: {dtype}[{column}, {deep}], "
     params += f"grad: {dtype}[{row}, {deep}], lse: f32[{row}], delta: f32[{row}], bias: {dtype}[{rows}, {keys}], "
+    params += "" if function is None else function[2]
     if nests == "a":
         column, each = f"{heads}, {keys}", 1
     params += f"slopes_q: {dtype}[{row}, {keys}], weights: {dtype}[{column}, {each}, {rows}], "
@@ -104,6 +118,12 @@ def gradients(shape: Shape, nests: str, causal: bool = False, bias: bool = False
     params += f"grad_q: {dtype}[{row}, {deep}], grad_k: {dtype}[{column}, {deep}], grad_v: {dtype}[{column}, {deep}]"
     text = f"kernel f({names}{params}) {{ {body} }}"
     return linearise._linear(parse_kernel(text.replace("f32(", "(") if dtype == "f32" else text))
+
+
+def named(text: str, s: str, h: str, i: str, j: str, g: str = "") -> str:
+    """``text``, of a function of s, h, i, j and g, with these names."""
+    names = {"s": s, "h": h, "i": i, "j": j, "g": g}
+    return re.sub(r"\b[shijg]\b", lambda m: names[m[0]], text)
 
 
 def gathered(sums: Any, shape: tuple[int, ...]) -> Any:

@@ -109,9 +109,9 @@ def unset(dtype: DType) -> Any:
 
 
 def machine(kernel: Kernel, on: Target = TARGET) -> Module:
-    """``kernel`` after all passes from ``split`` on."""
+    """``kernel`` after all passes from ``im2col`` on."""
     module = Module("SCHEDULED", kernel.sizes, (*kernel.params, *kernel.sizes), (), (), (Launch(kernel, kernel.params),))
-    for each in pipeline.PASSES[[p.name for p in pipeline.PASSES].index("split") :]:
+    for each in pipeline.PASSES[[p.name for p in pipeline.PASSES].index("im2col") :]:
         if each.only in ("", "nvptx"):
             module = pipeline.apply(each, module, on, Options(check=True))
     verify_module(module, "MACHINE")

@@ -74,6 +74,13 @@ def test_few_rows_are_packed_instead_of_many_columns() -> None:
     assert read <= {"x", "x_tile"}
 
 
+@pytest.mark.parametrize(("m", "n", "wide"), [(256, 64, "i"), (64, 256, "j")])
+def test_the_larger_factor_has_the_wide_panels(m: int, n: int, wide: str) -> None:
+    """Of gradients of weights over many rows, where copies of both factors are much of the work."""
+    steps = [s for s in plans(product(m, n, 12544, LEFT[1], RIGHT[0]))[0] if isinstance(s, Ahead)]
+    assert {s.along: s.panel >= 16 for s in steps} == {"i": wide == "i", "j": wide == "j"}
+
+
 def test_sums_of_a_tile_are_stored_once() -> None:
     kernel = product(512, 480, 256)
     new = after(kernel, plans(kernel)[0])

@@ -22,12 +22,13 @@ AUTO = Options()
 def why(
     channels: int, made: int, wide: int, taps: int, groups: int = 1, step: int = 1, last: bool = False, followed: bool = True,
     dtype: DType = f32, target: Target = AVX512, options: Options = AUTO, images: int = 2,
+    wanted: str = "result",
 ) -> str:  # fmt: skip
     x, w = (tuple([ix(n) for n in s]) for s in ((images, channels, wide, wide), (made, channels // groups, taps, taps)))
     shape = (ix(images), ix(made), ix(wide // step), ix(wide // step))
     strides = tuple([ix(n) for n in (made * wide * wide, 1, made * wide, made)]) if last else contiguous_strides(shape)
     out = TensorMeta(dtype, shape, strides, ix(0), "cpu")
-    return library(target, options)(dtype, x, w, out, (ix(step), ix(step)), ix(groups), followed)
+    return library(target, options)(dtype, x, w, out, (ix(step), ix(step)), ix(groups), followed, wanted)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,54 @@ def test_what_is_not_known_to_be_faster_is_a_librarys(given: dict[str, Any], rea
     assert why(**given, options=Options(convolution="own", numerics="strict")) == ""
 
 
+ZEN = replace(AVX512, cpu="znver5")
+ALONE = {"channels": 96, "made": 96, "wide": 56, "taps": 3, "groups": 96}
+POINT = {"channels": 256, "made": 64, "wide": 56, "taps": 1, "last": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "reason"),
+    [
+        (ALONE, "input", ""),
+        (ALONE, "weight", ""),
+        ({**ALONE, "step": 2, "last": True}, "input", "2x2 apart"),
+        ({**ALONE, "step": 2, "last": True, "dtype": bf16}, "input", ""),
+        ({**ALONE, "step": 2, "last": True}, "weight", ""),
+        ({**ALONE, "wide": 14}, "weight", "rows of 14"),
+        ({**ALONE, "wide": 14, "last": True}, "weight", ""),
+        ({**ALONE, "wide": 14, "taps": 5}, "weight", ""),
+        ({**ALONE, "dtype": f16}, "weight", "f32 and bf16"),
+        (POINT, "input", ""),
+        (POINT, "weight", "f32"),
+        ({**POINT, "dtype": bf16}, "input", ""),
+        ({**POINT, "dtype": bf16}, "weight", ""),
+        ({**POINT, "dtype": bf16, "last": False}, "input", "1x1 taps"),
+        ({**POINT, "made": 8}, "input", "8 channels of 256"),
+        ({**POINT, "taps": 3}, "input", "3x3 taps"),
+    ],
+)
+def test_whose_gradients_are(given: dict[str, Any], wanted: str, reason: str) -> None:
+    wanted = f"gradient of {wanted}"
+    assert reason in why(**given, target=ZEN, wanted=wanted) and bool(reason) == bool(why(**given, target=ZEN, wanted=wanted))
+    assert why(**given, wanted=wanted)  # not measured elsewhere
+    assert why(**given, wanted=wanted, options=Options(convolution="own")) == ""
+    assert "option" in why(**given, target=ZEN, wanted=wanted, options=Options(convolution="library"))
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        (POINT, True),
+        ({**POINT, "last": False, "followed": False}, True),
+        ({**POINT, "dtype": bf16}, True),
+        ({**POINT, "dtype": bf16, "last": False}, False),
+        ({**POINT, "made": 8}, False),
+    ],
+)
+def test_one_tap_on_zen(given: dict[str, Any], own: bool) -> None:
+    assert (why(**given, target=ZEN) == "") is own
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -84,7 +133,7 @@ def test_what_is_not_known_to_be_faster_is_a_librarys(given: dict[str, Any], rea
         ({"channels": 24, "made": 144, "wide": 56, "taps": 1, "dtype": bf16, "last": True}, "24x144"),
         ({"channels": 512, "made": 2048, "wide": 7, "taps": 1, "dtype": bf16, "last": True}, "x512 and"),
         ({"channels": 64, "made": 256, "wide": 56, "taps": 1, "last": True}, "a product of f32"),
-        ({"channels": 64, "made": 64, "wide": 56, "taps": 3, "dtype": bf16, "last": True}, "many channels and taps"),
+        ({"channels": 64, "made": 64, "wide": 56, "taps": 3, "dtype": bf16, "last": True}, "3x3 taps"),
     ],
 )
 def test_whose_it_is_on_a_gpu(given: dict[str, Any], reason: str) -> None:

@@ -114,7 +114,7 @@ def test_all_channels(size: tuple[int, int], step: int, pad: int, gap: int) -> N
 def test_what_is_chosen(bits: int, of: str, form: Any) -> None:
     """The first choice is legal, and is what schedules are made by."""
     made = kernel(5, 5, (9, 13), 3, last=of == "channels", alone=of != "all")
-    ((first,),) = choose_convolution.choices(made, X86[bits], True)
+    ((first,), *_) = choose_convolution.choices(made, X86[bits], True)
     assert isinstance(first, form)
     check(made, first)
     module = Module("SCHEDULED", (), made.params, (), (), (Launch(made, made.params),))
@@ -178,7 +178,7 @@ def test_a_mask_over_both_windows_is_no_bound_of_one(mask: str, step: int) -> No
         }}
       }}
     }}""")
-    ((chosen,),) = choose_convolution.choices(of, X86[512], False)
+    ((chosen,), *_) = choose_convolution.choices(of, X86[512], False)
     check(of, chosen)
 
 
@@ -187,7 +187,7 @@ def test_a_mask_over_both_windows_is_no_bound_of_one(mask: str, step: int) -> No
 )
 def test_blocks_of_few_channels_fit_on_a_stack(made: int, channels: int, size: int, taps: int) -> None:
     of = kernel(made, channels, (size, size), taps, images=1)
-    ((chosen,),) = choose_convolution.choices(of, X86[512], False)
+    ((chosen,), *_) = choose_convolution.choices(of, X86[512], False)
     done = contract.apply(of, chosen)
     taken = [s.buffer for s in statements(done.body) if isinstance(s, Alloc)]
     assert sum((constant(b.shape[0]) or 0) * b.dtype.bytes for b in taken) <= 1 << 20

@@ -4,12 +4,16 @@ from typing import Any
 
 import pytest
 
+from lowc.ir.interp import run_kernel
 from lowc.ir.printer import print_kernel
 from lowc.ir.relays import block_body, relay
 from lowc.ir.verify_gpu import verify_kernel_threads
 from lowc.scheduler import attention as form_of
-from tests.scheduler.attentions import ways
+from lowc.scheduler import choose_attention, contract
+from tests.scheduler.attentions import TARGET, ways
 from tests.scheduler.functions_of_scores import FORMS, interpreted, kernel_of
+from tests.scheduler.gradients_of_functions import errors
+from tests.scheduler.gradients_of_functions import kernel_of as kernel_of_gradients
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -61,3 +65,21 @@ def test_tiles_that_data_masks_are_not_computed(form: str, several: int) -> None
 def test_fewer_groups_where_scores_are_read_for_each_key() -> None:
     """Three have too few registers for what is loaded."""
     assert [ways(kernel_of(form, (8, 8, 4096, 400, 64)))[0].groups for form in ("slopes", "documents", "table")] == [3, 2, 2]
+
+
+@pytest.mark.parametrize("form", ["window", "late", "documents", "tiles, causal", "capped", "table"])
+def test_gradients_keep_their_meaning(form: str) -> None:
+    """By five products, where keys are rows."""
+    kernel = kernel_of_gradients(form, (2, 1, 200, 70, 32), "f16")
+    (way,) = choose_attention.gradients(kernel, TARGET)[:1]
+    done = contract.apply(kernel, way)
+    verify_kernel_threads(done)
+    found = errors(form, done, (2, 1, 200, 70, 32), lambda m: run_kernel(done, m, {}))
+    assert len(found) == 3 and max(found.values()) < 2e-3
+
+
+def test_caps_are_made_while_the_second_product_is() -> None:
+    """One loop has what is left of the first product, the next one weights and slopes."""
+    kernel = kernel_of_gradients("capped", (1, 1, 128, 128, 64))
+    text = print_kernel(contract.apply(kernel, choose_attention.gradients(kernel, TARGET)[0]))
+    assert text.count("rcp(") == 2 * text.count("pipeline(2)") and "tanh" not in text

@@ -192,6 +192,11 @@ class FakeDriver:
         assert to % 64 == 0 and base % 16 == 0 and all(s % 16 == 0 for s in strides) and all(0 < n <= 1 << 32 for n in sizes)
         self.log.append(("map", dtype, base, tuple(sizes), tuple(strides), tuple(box)))
 
+    def places_map(self, dtype: int, base: int, sizes: Any, strides: Any, box: Any, corners: Any, steps: Any, to: int) -> None:
+        assert to % 64 == 0 and base % 16 == 0 and all(s % 16 == 0 for s in strides) and all(0 < n <= 1 << 32 for n in sizes)
+        assert len(corners[0]) == len(corners[1]) == len(steps) == len(sizes) - 2 and len(box) == 2
+        self.log.append(("places", dtype, base, tuple(sizes), tuple(strides), tuple(box), *map(tuple, corners), tuple(steps)))
+
     def launch(self, function: int, blocks: int, threads: tuple[int, int], shared: int, stream: int, params: Any) -> None:
         assert self.context == 0x7000, "no context"
         assert shared <= self._shared.get(function, 48 << 10), "more shared memory than was allowed"

@@ -373,6 +373,22 @@ def test_convolutions_leave_work_for_all_threads() -> None:
         torch.testing.assert_close(load(small)[0](x), model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_convolution_in_channels_last_by_places() -> None:
+    """Of many channels and taps on tensor cores, of one channel in a group as a map; neither by columns in memory."""
+    first, second = torch.nn.Conv2d(16, 24, 3, 2, 1), torch.nn.Conv2d(24, 24, 3, padding=1, groups=24)
+    layers = torch.nn.Sequential(first, torch.nn.ReLU(), second).eval().to(torch.bfloat16, memory_format=torch.channels_last)
+    x = torch.randn(2, 16, 9, 10).bfloat16().to(memory_format=torch.channels_last)
+    made = compiled(layers, (x,))
+    model, driver = load(made)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), layers(x), rtol=2e-2, atol=2e-2)
+    (places,) = [entry for entry in driver.log if entry[0] == "places"]
+    assert places[3:] == ((16, 10, 9, 2), (32, 320, 2880), (64, 64), (-1, -1), (-2, -1), (2, 2))
+    assert not any("column" in name for name in driver.kernels)
+    code = manifest.from_json(json.loads(json.dumps(manifest.to_json(made.manifest)))).code
+    assert code == made.manifest.code
+
+
 def test_launches_of_the_same_addresses_are_prepared_once() -> None:
     linear = torch.nn.Linear(256, 512).bfloat16()
     model, driver = load(compiled(linear, (torch.randn(300, 256).bfloat16(),)))

@@ -3,16 +3,17 @@
 Tensor cores read tiles whose 16-byte pieces are swizzled: piece ``p`` of row ``r`` (of 128 bytes) lies where ``p ^ r % 8`` would.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import prod
+from types import MappingProxyType
 
 from lowc.backends.llvm.types import memory as memory_type
 from lowc.backends.nvptx import access
 from lowc.backends.nvptx.thread import Lanes, Thread, Vals, operand, plus
 from lowc.ir import tiles
-from lowc.ir.index import constant
-from lowc.ir.nodes import Expr
+from lowc.ir.index import Index, constant, depends_on
+from lowc.ir.nodes import Expr, For
 from lowc.ir.tiles import GROUP, SPAN, Fill
 
 SHARED = "@lowc_shared"
@@ -20,16 +21,32 @@ PIECE = 8  # elements of 16 bytes
 AT_ONCE = 4  # pieces that a thread loads before it stores the first
 
 
-def by_engine(t: Thread, fill: Fill, map_: str, offset: str, barrier: str) -> None:
+def before(t: Thread, fill: Fill, loop: For) -> dict[Index, str]:
+    """Where the places of ``fill`` begin along those dimensions in which all turns of ``loop`` begin at one: computed here,
+    before the loop, as ptxas would do these divisions in each turn."""
+    found = tiles.box(fill)
+    if found is None or found.window is None:
+        return {}
+    return {i: operand(t, i, bits=32)[0] for i in found.starts if not depends_on(i, loop.axis)}
+
+
+def by_engine(
+    t: Thread, fill: Fill, map_: str, offset: str, barrier: str, known: Mapping[Index, str] = MappingProxyType({})
+) -> None:
     """Starts the copies of ``fill`` to ``offset`` bytes into shared memory by the tensor map ``map_``; the bytes are counted at
-    ``barrier``."""
+    ``barrier``.  ``known``: what is in registers of where it begins."""
     b = t.b
     found = tiles.box(fill)
     assert found is not None
-    rank = len(found.box)
-    name = f"llvm.nvvm.cp.async.bulk.tensor.g2s.tile.{rank}d"
-    places = "".join(", i32" for _ in range(rank))
+    rank, taps = len(found.starts), () if found.window is None else found.window.taps
+    name = f"llvm.nvvm.cp.async.bulk.tensor.g2s.{'im2col' if taps else 'tile'}.{rank}d"
+    places = ", i32" * rank + ", i16" * len(taps)
     b.module.declare(name, "void", f"ptr addrspace(7), ptr addrspace(3), ptr{places}, i16, i64, i1, i1, i32")
+
+    def short(tap: Index) -> str:
+        number = constant(tap)
+        return str(number) if number is not None else b.op(f"trunc i32 {operand(t, tap, bits=32)[0]} to i16")
+
     outer, strides = fill.loops[:-2], fill.tile.strides
     counts = [range(constant(f.axis.extent) or 0) for f in outer]
     for numbers in product(*counts):
@@ -37,10 +54,10 @@ def by_engine(t: Thread, fill: Fill, map_: str, offset: str, barrier: str) -> No
         for loop, number, stride in zip(outer, numbers, strides, strict=False):
             t.axes[loop.axis.name] = number
             further += number * (constant(stride) or 0) * fill.tile.dtype.bytes
-        starts = [operand(t, start, bits=32)[0] for start in found.starts]
+        starts = [known.get(start) or operand(t, start, bits=32)[0] for start in found.starts]
         at = b.op(f"getelementptr i8, ptr addrspace(3) {SHARED}, i32 {plus(b, offset, str(further), 32)}")
         far = b.op(f"addrspacecast ptr addrspace(3) {at} to ptr addrspace(7)")
-        where = "".join(f", i32 {s}" for s in starts)
+        where = "".join(f", i32 {s}" for s in starts) + "".join(f", i16 {short(tap)}" for tap in taps)
         b.line(
             f"call void @{name}(ptr addrspace(7) {far}, ptr addrspace(3) {barrier}, ptr {map_}{where}, "
             "i16 0, i64 0, i1 false, i1 false, i32 0)"

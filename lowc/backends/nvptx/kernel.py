@@ -4,7 +4,7 @@ from math import prod
 
 from lowc.artifact import Entry, TensorMap
 from lowc.backends.llvm.builder import Builder, ModuleText
-from lowc.backends.nvptx import outlet, relay_across
+from lowc.backends.nvptx import outlet, relay_across, relay_seen
 from lowc.backends.nvptx.async_ring import async_ring, is_async
 from lowc.backends.nvptx.detect import adds_four, capability
 from lowc.backends.nvptx.emit import Emitter
@@ -99,7 +99,14 @@ def in_roles(emitter: Emitter, made: Ring | RelayRing, out: Outlets, body: tuple
     def filling() -> None:
         take(registers[0] if registers else 0, "dec")
         thread = b.pure(f"sub i32 {tid}, {count}")
-        emitter.pipeline = lambda loop: made.fill(loop, thread, emitter.fresh)
+
+        def pipeline(loop: For) -> None:
+            if isinstance(made, RelayRing) and made.across is not None and made.turns(loop).seen is not None:
+                relay_seen.fill(made, loop)
+            else:
+                made.fill(loop, thread, emitter.fresh)
+
+        emitter.pipeline = pipeline
         emitter.resident = made.fill_resident if isinstance(made, RelayRing) else None
 
         def fill() -> list[str]:

@@ -47,6 +47,7 @@ from lowc.ir.tiles import GROUP, Fill
 from lowc.ir.walk import exprs, parts, statements
 
 WARP = 32
+MEET = 1  # the barrier at which those who multiply wait for one another
 ALIGNMENT = 1024  # of tiles: the pattern of the swizzle repeats there
 REGISTERS = {2: (24, 240), 3: (32, 160)}  # of who fills and who multiply, by groups of the latter; shares of 64 K
 
@@ -98,6 +99,12 @@ class RelayRing:
     @property
     def bytes(self) -> int:
         """Of shared memory."""
+        told = any(f.across is not None and f.seen is not None for f in self.found.turns)
+        return self.numbers_at + 8 * self.stages * told
+
+    @property
+    def numbers_at(self) -> int:
+        """Where the numbers of turns are that who fills tells those who multiply (``relay_seen``)."""
         return self.tiles + 8 * (2 + 4 * self.stages + (0 if self.across is None else 2))
 
     @property
@@ -227,6 +234,11 @@ class RelayRing:
             return []
 
         self.t.b.branch(first, [], then)
+
+    def meet(self) -> None:
+        """Those who multiply wait for one another."""
+        self.t.b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.count", "void", "i32, i32")
+        self.t.b.line(f"call void @llvm.nvvm.barrier.cta.sync.aligned.count(i32 {MEET}, i32 {self.groups * GROUP})")
 
     def multiply(self, loop: For, thread: str) -> None:
         """A pipeline as those who multiply have it."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from lowc.backends.llvm.types import constant as constant_text
 from lowc.backends.llvm.types import scalar
 from lowc.backends.llvm.values import Val
-from lowc.backends.nvptx import barriers
+from lowc.backends.nvptx import barriers, relay_seen
 from lowc.backends.nvptx.barriers import SHARED
 from lowc.backends.nvptx.begun import start_across, start_held, start_tiles, wait_for
 from lowc.backends.nvptx.multiply import uniform
@@ -33,7 +33,6 @@ from lowc.ir.relays import Across, Spread, Turns
 from lowc.ir.tiles import GROUP, SPAN
 from lowc.ir.walk import Substitution, exprs, parts, rewrite, same, statements
 
-MEET = 1  # the barrier at which those who multiply wait for one another
 LINE = 128  # bytes of a row of a tile
 LOADED = "gathered.loaded"  # what a thread has loaded and has not stored
 
@@ -51,20 +50,24 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
     end, bits = operand(t, loop.axis.extent)
     number = next(n for n, each in enumerate(ring.found.turns) if each is found)
     if number == 0 or not _continues(ring.found.turns[number - 1], found):
-        t.axes[loop.axis.name] = 0
+        t.axes[loop.axis.name] = 0 if found.seen is None else (relay_seen.told(ring, bits)[0], bits)
         half = ring.half.now()[0]
         _keep(ring, across, thread, half, _gathered(ring, across, thread, evaluate), evaluate)
-        b.module.declare("llvm.nvvm.barrier.cta.sync.aligned.count", "void", "i32, i32")
-        b.line(f"call void @llvm.nvvm.barrier.cta.sync.aligned.count(i32 {MEET}, i32 {ring.groups * GROUP})")
+        ring.meet()
     if number == 0:
         stage, phase = ring.turn.now()
         barriers.wait(t, ring.there(False), phase)
         ring.turn.advance(stage, phase)
 
     def turn(index: str, _: list[str]) -> Sequence[str]:
+        work(index, "")
+        return ()
+
+    def work(index: str, further: str) -> None:
+        """``further``: the number of the next turn, if that is not the next number."""
+        t.axes[loop.axis.name] = (index, bits)
         stage, phase = ring.place.now()
         half, half_phase = ring.half.now()
-        t.axes[loop.axis.name] = (index, bits)
         for buffer, at in _places(ring, across, half):
             t.memory[buffer.name] = Memory((at,), 3)
         starts = {tile: b.op(f"add i32 {shared}, {ring.offset(number, stage)}") for tile, number in place.items()}
@@ -73,7 +76,7 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
         for product, made in zip(found.firsts, sums, strict=True):
             barriers.wait(t, ring.full(place[id(product.right)], stage), phase)
             start_tiles(t, product, plus(b, rows, str(ring.resident_at(product.left)), 32), starts[id(product.right)], made[0])
-        t.axes[loop.axis.name] = (b.op(f"add nuw nsw i{bits} {index}, 1"), bits)
+        t.axes[loop.axis.name] = (further or b.op(f"add nuw nsw i{bits} {index}, 1"), bits)
         following = _gathered(ring, across, thread, evaluate)
         t.axes[loop.axis.name] = (index, bits)
         wait_for(t, 1, sums[:1])
@@ -98,9 +101,11 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
         ring.release(first, ring.empty(place[id(other.right)], stage))
         ring.place.advance(stage, phase)
         ring.half.advance(half, half_phase)
-        return ()
 
-    b.loop("0", end, 1, [], turn, (t.range(loop.axis.extent)[0] or 0) >= 1, f"i{bits}")
+    if found.seen is None:
+        b.loop("0", end, 1, [], turn, (t.range(loop.axis.extent)[0] or 0) >= 1, f"i{bits}")
+    else:
+        relay_seen.turns(ring, loop, first, work)
     if loop is ring.found.turns[-1].loop:
         ring.release(first, ring.there(True))
         # read anew: what is made of it for results would be in registers during all turns otherwise, or spilled
@@ -138,7 +143,7 @@ def _say(ring: RelayRing, alone: str, half: str) -> None:
 
 def _continues(before: Turns, after: Turns) -> bool:
     """Whether what the turn behind the last of one pipeline would gather is what the first turn of the next one does."""
-    if before.across is None or after.across is None:
+    if before.across is None or after.across is None or before.seen is not None or after.seen is not None:
         return False
     for one, other in zip(before.across.gathers, after.across.gathers, strict=True):
         stores = [loop.body[0] for loop in (one, other)]
@@ -184,12 +189,16 @@ def _by_count(across: Across) -> list[tuple[int, list[Store]]]:
 
 def _loaded(value: Expr) -> Expr:
     """The part of ``value`` that all is made of, with numbers that are known alone."""
-    while isinstance(value, Op):
-        others = [a for a in value.args if not isinstance(a, Const)]
-        if len(others) != 1:
-            return value
-        value = others[0]
-    return value
+    loads = _loads(value)
+    return loads[0] if loads and all(same(loads[0], p) for p in loads) else value
+
+
+def _loads(value: Expr) -> list[Load]:
+    """What ``value`` loads, if it is made of that and numbers; else nothing."""
+    if not isinstance(value, Op):
+        return [value] if isinstance(value, Load) else []
+    parts_ = [_loads(a) for a in value.args if not isinstance(a, Const)]
+    return [p for found in parts_ for p in found] if all(parts_) else []
 
 
 def _places(ring: RelayRing, across: Across, half: str) -> list[tuple[Buffer, str]]:
@@ -215,10 +224,13 @@ def _keep(
             for each in stores:
                 part = _loaded(each.value)
                 t.variables[LOADED] = (left.pop(0),)
-                made = rewrite(each.value, lambda e: e, {id(part): Var(LOADED, part.dtype)})
+                loads = [p for p in parts(each.value) if p is part or (isinstance(p, Load) and same(p, part))]
+                made = rewrite(each.value, lambda e: e, {id(p): Var(LOADED, part.dtype) for p in loads})
                 at = next(at for buffer, at in places if buffer is each.buffer)
-                place = b.op(f"getelementptr float, ptr addrspace(3) {at}, i32 {thread}")
-                b.line(f"store float {evaluate(made)[0].text}, ptr addrspace(3) {place}, align 4")
+                kind = scalar(each.buffer.dtype)
+                place = b.op(f"getelementptr {kind}, ptr addrspace(3) {at}, i32 {thread}")
+                value = evaluate(made)[0].text
+                b.line(f"store {kind} {value}, ptr addrspace(3) {place}, align {each.buffer.dtype.bytes}")
             return []
 
         if count < ring.groups * GROUP:

@@ -156,6 +156,7 @@ class Ring:
         """The loop as those who fill have it; ``thread``: the number among them."""
         b, t = self.t.b, self.t
         first = b.pure(f"icmp eq i32 {thread}, 0")
+        known = {id(f): copies.before(t, f, loop) for f in self.found.fills if f.key == tiles.TMA}
         expected = sum(_bytes(f.tile) for f in self.found.fills if f.key == tiles.TMA)
 
         def copy_by_engine(full: str, base: str) -> None:
@@ -163,7 +164,8 @@ class Ring:
             number = 0
             for each in self.found.fills:
                 if each.key == tiles.TMA:
-                    copies.by_engine(t, each, f"%m{number}", plus(b, base, str(self.offsets[each.tile.name]), 32), full)
+                    at = plus(b, base, str(self.offsets[each.tile.name]), 32)
+                    copies.by_engine(t, each, f"%m{number}", at, full, known[id(each)])
                     number += 1
 
         def turn(index: str, _: list[str]) -> Sequence[str]:
@@ -263,7 +265,8 @@ def ring(t: Thread, kernel: Kernel, loop: For) -> Ring:
         strides = tuple([n * width for n in box.strides[1:]])
         # as f32 the bits that are not multiplied would be cut off (measured on an H200); so the engine rounds to nearest
         kind = "tf32" if box.buffer.dtype == f32 else box.buffer.dtype.name
-        maps.append(TensorMap(position[id(box.buffer)], kind, box.offset * width, box.sizes, strides, box.box))
+        seen = () if box.window is None else (box.window.lower, box.window.upper, box.window.steps)
+        maps.append(TensorMap(position[id(box.buffer)], kind, box.offset * width, box.sizes, strides, box.box, *seen))
         t.aligned.add(box.buffer.name)
     groups = (constant(found.product.loop.axis.extent) or 0) // GROUP
     t.b.module.globals[SHARED] = f"{SHARED} = external addrspace(3) global [0 x i8], align {ALIGNMENT}"

@@ -231,9 +231,27 @@ map.encode:
   %map.rank = load i32, ptr %map.rank.at, align 4
   %map.box = getelementptr i32, ptr %map.form, i64 2
   %map.steps = getelementptr i32, ptr %map.form, i64 {2 + MAP_RANK}
-  %mapped = call i32 %cuTensorMapEncodeTiled(
+  %map.kind.at = getelementptr i32, ptr %map.form, i64 {2 + 2 * MAP_RANK}
+  %map.kind = load i32, ptr %map.kind.at, align 4
+  %map.tiled = icmp eq i32 %map.kind, 0
+  br i1 %map.tiled, label %map.box.encode, label %map.places.encode
+map.box.encode:
+  %mapped.box = call i32 %cuTensorMapEncodeTiled(
     ptr %map, i32 %map.dtype, i32 %map.rank, ptr %map.address, ptr %map.sizes, ptr %map.strides, ptr %map.box, ptr %map.steps,
     i32 0, i32 {SWIZZLE}, i32 {PROMOTION}, i32 0)
+  br label %map.encoded
+map.places.encode:
+  %map.lower = getelementptr i32, ptr %map.form, i64 {3 + 2 * MAP_RANK}
+  %map.upper = getelementptr i32, ptr %map.form, i64 {1 + 3 * MAP_RANK}
+  %map.channels = load i32, ptr %map.box, align 4
+  %map.places.at = getelementptr i32, ptr %map.box, i64 1
+  %map.places = load i32, ptr %map.places.at, align 4
+  %mapped.places = call i32 %cuTensorMapEncodeIm2col(
+    ptr %map, i32 %map.dtype, i32 %map.rank, ptr %map.address, ptr %map.sizes, ptr %map.strides, ptr %map.lower, ptr %map.upper,
+    i32 %map.channels, i32 %map.places, ptr %map.steps, i32 0, i32 {SWIZZLE}, i32 {PROMOTION}, i32 0)
+  br label %map.encoded
+map.encoded:
+  %mapped = phi i32 [ %mapped.box, %map.box.encode ], [ %mapped.places, %map.places.encode ]
   %map.bad = icmp ne i32 %mapped, 0
   br i1 %map.bad, label %check, label %map.keep
 map.keep:
@@ -253,7 +271,7 @@ map.copy:
 check:
   %code = phi i32 [ {INVALID_VALUE}, %unknown ], [ {INVALID_VALUE}, %few ], [ %launched, %call ],
     [ %filled, %fill ], [ %recorded, %record.event ], [ %waited, %wait.event ],
-    [ %mapped, %map.encode ]
+    [ %mapped, %map.encoded ]
   %bad = icmp ne i32 %code, 0
   br i1 %bad, label %failed, label %next
 failed:

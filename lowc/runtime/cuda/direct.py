@@ -104,6 +104,22 @@ class Direct(Driver):
         )  # fmt: skip
         ctypes.memmove(target, int(made.getPtr()), MAP_BYTES)
 
+    def places_map(
+        self, dtype: int, base: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int],
+        corners: tuple[Sequence[int], Sequence[int]], steps: Sequence[int], target: int,
+    ) -> None:  # fmt: skip
+        """The same for a map of places; ``corners``: ``lower`` and ``upper``."""
+        cu = self._cu
+        wide, narrow = cu.cuuint64_t, cu.cuuint32_t
+        made = self._do(
+            "cuTensorMapEncodeIm2col",
+            cu.CUtensorMapDataType(dtype), len(sizes), base, [wide(n) for n in sizes], [wide(n) for n in strides],
+            *map(list, corners), *box, [narrow(n) for n in (1, *steps, 1)],
+            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, getattr(cu.CUtensorMapSwizzle, _SWIZZLE),
+            getattr(cu.CUtensorMapL2promotion, _PROMOTION), cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )  # fmt: skip
+        ctypes.memmove(target, int(made.getPtr()), MAP_BYTES)
+
     def launch(self, function: int, blocks: int, threads: tuple[int, int], shared: int, stream: int, params: Any) -> None:
         """``params``: a ctypes array of addresses of the values."""
         x, y = threads

@@ -11,6 +11,7 @@ import torch
 from lowc.artifact import Artifact
 from lowc.host import Host
 from lowc.ir.nodes import Buffer
+from lowc.once import same
 from lowc.options import Options
 from lowc.runtime.cuda import graphs, host, memory, nvtx
 from lowc.runtime.cuda.calls import Calls, failed_run
@@ -18,6 +19,7 @@ from lowc.runtime.cuda.device import Device, device
 from lowc.runtime.cuda.late import enrol
 from lowc.runtime.cuda.modules import CudaModule
 from lowc.runtime.cuda.table import Plan, Table, build, launches, natives, plan
+from lowc.runtime.linker import Library
 from lowc.runtime.program import (
     Call,
     Program,
@@ -75,6 +77,12 @@ def load(artifact: Artifact, on: Device, *, dump: str = "", branches: bool = Tru
             on.walk, ctypes.addressof(on.functions), table.address, table.count
         )
     return Loaded(on, slots, module, tables, functions)
+
+
+@same
+def walker_of(code: bytes) -> Library:
+    """The walker of launch tables, loaded once in a process: a device keeps its address."""
+    return Library(code, ("walk",), {})
 
 
 def bind(

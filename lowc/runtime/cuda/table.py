@@ -197,7 +197,10 @@ class _Maker:
         strides = [self.either(n) for n in each.strides]
         pad = MAP_RANK - len(sizes)
         values = [self.either(each.offset), *sizes, *[1] * pad, *strides, *[0] * pad]
-        words = (MAP_DTYPES[each.dtype], len(sizes), *each.box, *[1] * pad, *[1] * MAP_RANK)
+        words = [MAP_DTYPES[each.dtype], len(sizes), *each.box, *[1] * (MAP_RANK - len(each.box))]
+        words += [1, *each.steps, *[1] * (MAP_RANK - 1 - len(each.steps)), int(bool(each.lower))]
+        for corner in (each.lower, each.upper):
+            words += [*corner, *[0] * (MAP_RANK - 2 - len(corner))]
         form = (ctypes.c_int32 * len(words))(*words)
         self.lists.append(form)
         self.add(step, Record.MAP, self.either(blocks), base, target, self._list(values), ctypes.addressof(form))

@@ -157,9 +157,10 @@ def test_text_is_read_back() -> None:
 def test_what_is_none_is_refused() -> None:
     with pytest.raises(ScheduleError, match="several|of queries|16 bits|something else|no gradient"):
         contract.apply(gradients((1, 1, 64, 64, 64), "k"), RelayedAcross("r", 64, 2, 1, True))
-    biased = gradients((1, 1, 64, 64, 64), "a", bias=True, dtype="bf16")
-    with pytest.raises(ScheduleError, match="more than a product"):
-        contract.apply(biased, RelayedAcross("r", 128, 2, 1, True))
+    others = ("s * 0.25", "s * 0.5", "")
+    with pytest.raises(ScheduleError, match="slopes are not of weights"):
+        made = gradients((1, 1, 64, 64, 64), "a", dtype="bf16", function=others)
+        contract.apply(made, RelayedAcross("r", 128, 2, 1, True))
     with pytest.raises(ScheduleError, match="at a time"):
         contract.apply(gradients((1, 1, 64, 64, 64), "a", dtype="bf16"), RelayedAcross("r", 64, 2, 1, True))
 

@@ -179,6 +179,8 @@ class Machine(Products, Fragments):
         """Of a box: the tensor's elements, where each of the box's is among them, and whether it is inside."""
         map_, sizes = self.maps[number], self.sizes
         width = 4 if map_.dtype == "tf32" else DTYPES[map_.dtype].bytes
+        if map_.lower:
+            return self.seen_places(map_, width, starts)
         grid = np.meshgrid(*[np.arange(n) + s for n, s in zip(reversed(map_.box), reversed(starts), strict=True)], indexing="ij")
         extents = [evaluate(n, sizes) for n in map_.sizes]
         strides = [width, *(evaluate(n, sizes) for n in map_.strides)]
@@ -188,6 +190,33 @@ class Machine(Products, Fragments):
         for coordinate, extent, stride in zip(reversed(grid), extents, strides, strict=True):
             inside &= (coordinate >= 0) & (coordinate < extent)
             place = place + coordinate * stride
+        return self.params[map_.param], np.where(inside, place, 0).ravel() // width, inside.ravel()
+
+    def seen_places(self, map_: TensorMap, width: int, starts: tuple[int, ...]) -> tuple[Any, Any, Any]:
+        """The same of places, which go on in the next row, and the next image, where one ends (im2col mode)."""
+        rank = len(map_.sizes)
+        first, taps = starts[:rank], starts[rank:]
+        extents = [evaluate(n, self.sizes) for n in map_.sizes]
+        strides = [width, *(evaluate(n, self.sizes) for n in map_.strides)]
+        assert all(s % 16 == 0 for s in strides[1:])
+        at, places = list(first[1:]), []
+        for _ in range(map_.box[1]):
+            places.append(tuple(at))
+            for d, (low, high, step) in enumerate(zip(map_.lower, map_.upper, map_.steps, strict=True)):
+                assert low <= at[d] <= extents[1 + d] - 1 + high
+                at[d] += step
+                if at[d] <= extents[1 + d] - 1 + high:
+                    break
+                at[d] = low
+            else:
+                at[-1] += 1
+        seen = np.array(places)
+        seen[:, :-1] += np.array(taps)
+        channel = first[0] + np.arange(map_.box[0])
+        inside = (seen >= 0).all(1) & (seen < np.array(extents[1:])).all(1)
+        where = evaluate(map_.offset, self.sizes) + seen @ np.array(strides[1:])
+        place = where[:, None] + channel * width
+        inside = inside[:, None] & (channel < extents[0])
         return self.params[map_.param], np.where(inside, place, 0).ravel() // width, inside.ravel()
 
     def lines(self, at: int, count: int, width: int) -> Any:
@@ -389,6 +418,7 @@ def translated(text: str, shared: int) -> tuple[str, list[str]]:
     for name, short in names.items():
         text = re.sub(rf"@llvm\.nvvm\.{re.escape(name)}\(", f"@sim_{short}(", text)
     text = re.sub(r"@llvm\.nvvm\.cp\.async\.bulk\.tensor\.(g2s|s2g)\.tile\.(\d)d\(", r"@sim_\1_\2(", text)
+    text = re.sub(r"@llvm\.nvvm\.cp\.async\.bulk\.tensor\.g2s\.im2col\.(\d)d\(", r"@sim_places_\1(", text)
     declared: list[str] = []
     for line in text.splitlines():
         if not (line.startswith("declare") and line in declared):
@@ -459,6 +489,11 @@ def simulate(text: str, kernel: Kernel, entry: Entry, memory: dict[str, Any], si
         imported[f"sim_g2s_{rank}"] = made(
             None, [place, place, place, *[word] * rank, *last],
             lambda to, at, map_, *rest, rank=rank: m.load((map_ or 0) - 1, to, at, *rest[:rank]),
+        )  # fmt: skip
+        seen = [*[word] * rank, *[ctypes.c_int16] * (rank - 2)]
+        imported[f"sim_places_{rank}"] = made(
+            None, [place, place, place, *seen, *last],
+            lambda to, at, map_, *rest, rank=rank: m.load((map_ or 0) - 1, to, at, *rest[: 2 * rank - 2]),
         )  # fmt: skip
         imported[f"sim_s2g_{rank}"] = made(
             None, [place, place, *[word] * rank, wide, ctypes.c_bool],

@@ -98,6 +98,17 @@ class Fake:
             (ctypes.c_int64 * 16).from_address(target)[:] = [len(self.log) * 100 + n for n in range(16)]
             return self._code("cuTensorMapEncodeTiled")
 
+        def places(*args: Any) -> int:
+            target, dtype, rank, address, dims, strides, low, high, channels, count, steps, *modes = args
+            assert target % 64 == 0
+            lengths, further = ((ctypes.c_uint64 * n).from_address(a) for n, a in ((rank, dims), (rank - 1, strides)))
+            corners = [list((ctypes.c_int32 * (rank - 2)).from_address(a)) for a in (low, high)]
+            apart = list((ctypes.c_uint32 * rank).from_address(steps))
+            known = dtype, address or 0, list(lengths), list(further), *corners, (channels, count), apart, tuple(modes)
+            self.log.append(("places", *known))
+            (ctypes.c_int64 * 16).from_address(target)[:] = [len(self.log) * 100 + n for n in range(16)]
+            return self._code("cuTensorMapEncodeIm2col")
+
         kind = ctypes.CFUNCTYPE
         sizes = [UINT] * 7
         return {
@@ -108,6 +119,9 @@ class Fake:
             "cuEventRecord": kind(INT, POINTER, POINTER)(record),
             "cuStreamWaitEvent": kind(INT, POINTER, POINTER, UINT)(wait),
             "cuTensorMapEncodeTiled": kind(INT, POINTER, UINT, UINT, *[POINTER] * 5, *[UINT] * 4)(encode),
+            "cuTensorMapEncodeIm2col": kind(
+                INT, POINTER, UINT, UINT, *[POINTER] * 5, UINT, UINT, POINTER, *[UINT] * 4
+            )(places),
         }
 
     # ------------------------------------------------------------ driver.Driver

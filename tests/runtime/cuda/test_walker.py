@@ -144,7 +144,8 @@ def tensor_map(fake: Fake, values: list[int], form: list[int], blocks: int, targ
 
 
 VALUES = [32, ~1, 40, 3, 1, 1, 80, ~2, 0, 0]
-FORM = [9, 3, 64, 128, 1, 1, 1, 1, 1, 1, 1, 1]
+FORM = [9, 3, 64, 128, 1, 1, 1, 1, 1, 1, 1, 1, 0, *[0] * 6]
+PLACES = [9, 4, 64, 128, 1, 1, 1, 1, 2, 1, 1, 1, 1, -1, -2, 0, -3, 4, 0]
 
 
 def test_a_map_is_encoded_into_its_slots() -> None:
@@ -153,6 +154,18 @@ def test_a_map_is_encoded_into_its_slots() -> None:
     assert code == 0
     assert fake.log == [("map", 9, 1032, [72, 40, 3], [80, 3200], [64, 128, 1], (0, 3, 2, 0))]
     assert slots == [1000, 72, 3200, 0, *range(100, 116), 5]
+
+
+def test_a_map_of_places() -> None:
+    fake = Fake()
+    values = [32, ~1, 40, 30, 5, 1, 144, 5760, ~2, 0]
+    code, slots = walk(fake, [tensor_map(fake, values, PLACES, 1, 4)], [1000, 72, 3200, 0, *[0] * 16, 5])
+    assert code == 0
+    said = ("places", 9, 1032, [72, 40, 30, 5], [144, 5760, 3200], [-1, -2], [-3, 4], (64, 128), [1, 2, 1, 1], (0, 3, 2, 0))
+    assert fake.log == [said]
+    assert slots == [1000, 72, 3200, 0, *range(100, 116), 5]
+    fake.fail["cuTensorMapEncodeIm2col"] = (0, 1)
+    assert walk(fake, [tensor_map(fake, values, PLACES, 1, 4)], [1000, 72, 3200, 0, *[0] * 16])[0] == 1
 
 
 def test_a_map_of_a_launch_without_blocks_is_none() -> None:
