@@ -11,7 +11,7 @@ from lowc.backends.nvptx import default
 from lowc.ir.index import Index, Symbol, ix
 from lowc.ir.nodes import Extern, Launch, Module
 from lowc.ir.printer import print_module
-from lowc.ir.types import DType, bf16, f16, f32, f64, i8
+from lowc.ir.types import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8
 from lowc.lowering import lower as lowering
 from lowc.options import Options
 from lowc.scheduler import pipeline
@@ -26,9 +26,10 @@ TARGET = default()
 def said(
     m: int | Index, n: int, k: int, followed: bool = False, in_lines: bool = True, along: bool = True, *, matmul: str = "auto",
     dtype: DType = bf16, batch: tuple[int, ...] = (), pieces: int = 16, on: Target = TARGET,
+    loose: bool = False,
 ) -> str:  # fmt: skip
     x, y = ([ix(s) for s in (*batch, *shape)] for shape in ((m, k), (k, n)))
-    return library(on, Options(matmul=matmul))(dtype, x, y, followed, in_lines, along, pieces)
+    return library(on, Options(matmul=matmul))(dtype, x, y, followed, in_lines, along, pieces, loose)
 
 
 def test_a_product_by_itself_is_the_library_s() -> None:
@@ -85,6 +86,29 @@ def test_the_library_s_where_the_last_round_of_tiles_is_short() -> None:
 def test_lowc_s_own_where_rows_begin_anywhere() -> None:
     assert said(4096, 4096, 4097, in_lines=False) == ""
     assert gain_of(Size(1, 4096, 4096, 4097), False, False, 132) > 2
+
+
+EIGHTHS = [  # library / own on an H200, benchmarks/results/h200_fp8.md; rows, columns, depth, whether sums may be loose
+    (1.05, 4096, 4096, 4096, False), (0.99, 4096, 4096, 4096, True), (1.06, 2048, 4096, 14336, False),
+    (0.97, 2048, 28672, 4096, True), (1.14, 8192, 4096, 1024, False), (1.89, 16, 4096, 14336, False),
+    (1.79, 128, 4096, 4096, True), (0.87, 5000, 3072, 2000, False), (0.62, 5000, 3072, 2000, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gain", "m", "n", "k", "loose"), EIGHTHS, ids=str)
+def test_float8(gain: float, m: int, n: int, k: int, loose: bool) -> None:
+    assert (said(m, n, k, dtype=f8e4m3, loose=loose) == "") == (gain > 1.02)
+    if gain > 0.9:
+        assert said(m, n, k, followed=True, dtype=f8e5m2, loose=loose) == ""
+    assert said(m, n, k, dtype=f8e4m3, loose=loose, matmul="own") == ""
+
+
+def test_float8_that_there_is_no_code_for() -> None:
+    older = replace(TARGET, ops=TARGET.ops - {"wgmma"}, cpu="sm_80")
+    for given in ({"on": older}, {"along": False}, {"in_lines": False}):
+        for matmul in ("auto", "own"):
+            assert "" != said(4096, 4096, 4096, dtype=f8e4m3, matmul=matmul, **given)  # type: ignore[arg-type]
+    assert "only the call tells" in said(ix(Symbol("m", 1, None, 4096)), 4096, 4096, followed=True, dtype=f8e4m3)
 
 
 OUT_OF_LINE = [  # library / own on an H200, benchmarks/results/h200_mma.md; rows, columns, depth, bytes of pieces
