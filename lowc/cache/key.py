@@ -55,9 +55,9 @@ def gpu(facts: str, options: Options) -> str:
 
 
 def base_key(folder: Folder | None = None) -> str:
-    """What everything that is kept depends on; "" if that cannot be told (sources or toolchain that are not files).
-    ``folder``: where the digest of the sources may be."""
-    own, tools = sources.known(str(Path(__file__).parent.parent), folder), machine.toolchain()
+    """What everything that is kept depends on; "" if that cannot be told (sources or toolchain that are not files,
+    sources that have changed since this process loaded them).  ``folder``: where the digest of the sources may be."""
+    own, tools = sources.known(str(Path(__file__).parent.parent), folder, sources.LOADED), machine.toolchain()
     if not own or not tools:
         return ""
     python = f"Python {sys.version} {sys.implementation.cache_tag} {MAGIC_NUMBER.hex()}"

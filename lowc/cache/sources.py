@@ -4,8 +4,11 @@ Reading all files takes longer than binding a graph, so the digest is kept in th
 folders, and their sizes, times and inodes.  A later process asks the system for these alone, one call for each: a file that is
 new, gone or has another name shows in the times of its folder.  A change that none of them shows would have to be made within the
 time that a clock tick of the file system takes; so nothing is kept while one of them is younger than ``YOUNG``.
+
+A process runs what it has loaded.  If a file has changed since then, no digest says what that is, and the process has no keys.
 """
 
+import logging
 import marshal
 import os
 import time
@@ -15,7 +18,11 @@ from hashlib import sha256
 
 from lowc.cache.folder import Folder
 
+log = logging.getLogger("lowc.cache")
+
 YOUNG = 3.0  # seconds
+LOADED = time.time_ns()
+"""When this process has loaded lowc, in ns since the epoch."""
 NAMES, STAMP, DIGEST = "names", "stamp", "digest"
 
 Seen = list[tuple[int, int, int, int]]
@@ -23,20 +30,22 @@ Seen = list[tuple[int, int, int, int]]
 
 
 @cache
-def known(home: str, folder: Folder | None) -> str:
-    """``digest(home)``, from ``folder`` if it is there; "" if there are no sources.  Asked for once in a process."""
-    if folder is None:
-        return digest(home)
+def known(home: str, folder: Folder | None, loaded: int | None = None) -> str:
+    """``digest(home)``, from ``folder`` if it is there; "" if there are no sources, or one has changed since ``loaded`` (ns since
+    the epoch).  Asked for once in a process."""
     key = f"digest of the sources {home}"
-    kept = folder.get(key)
-    if kept is not None and kept.keys() == {NAMES, STAMP, DIGEST}:
-        seen = _seen(home, os.fsdecode(kept[NAMES]).split("\n"))
+    kept = folder and folder.get(key)
+    if kept and kept.keys() == {NAMES, STAMP, DIGEST}:
+        names = os.fsdecode(kept[NAMES]).split("\n")
+        seen = _seen(home, names)
         if seen and _stamp(seen) == kept[STAMP]:
-            return kept[DIGEST].decode()
+            return "" if _changed(names, seen, loaded) else kept[DIGEST].decode()
     names = list(_names(home))
     before = _seen(home, names)
     found = digest(home)
-    if found and before and time.time_ns() - max(max(times[1:3]) for times in before) >= YOUNG * 1e9:
+    if _changed(names, before, loaded):
+        return ""
+    if folder and found and before and time.time_ns() - max(max(times[1:3]) for times in before) >= YOUNG * 1e9:
         again = list(_names(home))
         if (again, _seen(home, again)) == (names, before):  # nobody has written meanwhile
             folder.put(key, {NAMES: os.fsencode("\n".join(names)), STAMP: _stamp(before), DIGEST: found.encode()})
@@ -72,6 +81,14 @@ def _seen(home: str, names: Sequence[str]) -> Seen:
     finally:
         os.close(handle)
     return [(each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for each in found]
+
+
+def _changed(names: Sequence[str], seen: Seen, loaded: int | None) -> bool:
+    """Whether one of the files has changed since ``loaded``.  (Folders do where Python writes its bytecode.)"""
+    if loaded is None or all(times[2] <= loaded or not name.endswith(".py") for name, times in zip(names, seen, strict=False)):
+        return False
+    log.info("lowc's sources have changed since they were loaded: this process uses no cache")
+    return True
 
 
 def _stamp(seen: Seen) -> bytes:

@@ -14,8 +14,8 @@ def digest_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders have nothing in them but what a test puts there."""
     real = sources.known
 
-    def known(home: str, folder: Any) -> str:
-        return real(home, None)
+    def known(home: str, folder: Any, loaded: int | None = None) -> str:
+        return real(home, None, loaded)
 
     known.__wrapped__ = real.__wrapped__  # type: ignore[attr-defined]
     monkeypatch.setattr(sources, "known", known)

@@ -120,3 +120,29 @@ def test_the_digest_is_kept_under_what_the_file_system_says(tmp_path: Path, monk
         assert found == sources.digest(str(home)) == known(str(home), folder) and found not in seen
         seen.add(found)
     assert known(str(tmp_path / "nowhere"), folder) == ""
+
+
+def test_what_was_changed_after_it_was_loaded_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, folder = tmp_path / "lowc", graphs.folder(tmp_path / "cache")
+    home.mkdir()
+    (home / "a.py").write_text("x = 1\n")
+    loaded = (home / "a.py").stat().st_ctime_ns
+    monkeypatch.setattr(sources, "YOUNG", -1e9)
+    known = sources.known.__wrapped__
+    first = known(str(home), folder, loaded)
+    time.sleep(0.02)  # more than a tick of the file system's clock
+    (home / "__pycache__").mkdir()
+    assert known(str(home), folder, loaded) == known(str(home), None, loaded) == first == sources.digest(str(home))
+    (home / "a.py").write_text("x = 2\n")
+    os.utime(home / "a.py", ns=(0, 0))
+    assert known(str(home), folder, loaded) == known(str(home), None, loaded) == ""
+    later = known(str(home), folder, time.time_ns() + 10**9)  # another process, which keeps it
+    assert later == sources.digest(str(home)) != first
+    assert known(str(home), folder, loaded) == ""
+
+
+def test_a_process_whose_sources_have_changed_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the real ``known``
+    assert keys.base_key()
+    monkeypatch.setattr(sources, "LOADED", 0)
+    assert keys.base_key() == ""
