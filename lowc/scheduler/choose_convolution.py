@@ -26,7 +26,10 @@ ROWS, MANY = (4, 7, 5, 3), (8, 7, 6, 5)  # places whose sums are in registers, f
 NARROW = 7  # places along lanes below which most of a vector is idle
 LINE = 8  # elements of 16 bits in the 16 bytes that the engine copies at least
 DEEP, WIDE, MANY_PLACES = 64, 128, 4096  # of products on a GPU: channels, results and places from which on its own is faster
-FEW = 25  # taps up to which on a GPU its own was measured to be faster
+DEEPER = 256  # channels from which on results may be as few as channels
+SOME_PLACES = 784  # of convolutions of several taps, or by steps
+FEW, FEWER = 25, 9  # taps up to which on a GPU its own was measured to be faster, of one channel: in rows, and side by side
+LARGE = 1 << 23  # results, of the latter
 CHANNELS = 16  # likewise channels
 SHALLOW = 4  # channels of the input up to which steps do no harm
 GROWING, FLAT = 160, 64  # channels that products sum over at most, where results lie along rows, or along channels
@@ -73,24 +76,29 @@ def _on_a_gpu(
 ) -> str:  # fmt: skip
     """Why a convolution on a GPU is ATen's.
 
-    Lowc's own are those of one channel in a group, and products of matrices (one tap), on tensor cores, where channels lie side
-    by side, as the engine copies them; of those, the ones that were measured to be faster
-    (benchmarks/results/h200_convolution.md).
+    Lowc's own are those of one channel in a group, and those of all channels on tensor cores, where channels lie side by side, as
+    the engine copies them; of those, the ones that were measured to be faster (benchmarks/results/h200_convolution.md).
     """
     own = options.convolution == "own"
     made, channels, *taps = (constant(n) or 0 for n in w)
+    apart = any(constant(n) != 1 for n in steps)
     if channels != 1:
         if "wgmma" not in target.ops or dtype.bytes != 2:
             return f"a library's: a product of {dtype}"
         if constant(out.strides[1]) != 1 or made % LINE or channels % LINE:
             return "a library's: channels do not lie as the engine copies them"
         places = prod(constant(n) or 1 for n in (x[0], *out.shape[2:]))
-        if not own and (prod(taps) != 1 or any(constant(n) != 1 for n in steps)):
-            return f"{OTHERS}: {'x'.join(map(str, taps))} taps"
-        if not own and (channels < DEEP or made < WIDE or places < MANY_PLACES):
+        if not own and (prod(taps) != 1 or apart):
+            if len(taps) != 2 or min(channels, made) < DEEP or places < SOME_PLACES:
+                return f"{OTHERS}: {'x'.join(map(str, taps))} taps, {places} places, {made} channels of {channels}"
+        elif not own and (channels < DEEP or made < (WIDE if channels < DEEPER else DEEP) or places < MANY_PLACES):
             return f"{OTHERS}: a product of {places}x{channels} and {channels}x{made}"
-    elif not own and (constant(out.strides[-1]) != 1 or prod(taps) > FEW):
-        return f"{OTHERS}: {'x'.join(map(str, taps))} taps, or channels side by side"
+    elif not own and constant(out.strides[-1]) == 1 and prod(taps) > FEW:
+        return f"{OTHERS}: {'x'.join(map(str, taps))} taps"
+    elif not own and constant(out.strides[-1]) != 1:
+        size = prod(constant(n) or 1 for n in out.shape)
+        if prod(taps) > FEWER or apart or dtype.bytes != 2 or made % LINE or size < LARGE:
+            return f"{OTHERS}: {'x'.join(map(str, taps))} taps of {size} results, channels side by side"
     if options.numerics == "strict" and not own:
         return "option numerics='strict'"
     return "" if followed or own else f"{OTHERS}: no pointwise op follows"

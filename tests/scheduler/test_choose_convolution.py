@@ -125,7 +125,9 @@ def test_one_tap_on_zen(given: dict[str, Any], own: bool) -> None:
     [
         ({"channels": 96, "made": 96, "wide": 56, "taps": 3, "groups": 96, "dtype": f16}, ""),
         ({"channels": 96, "made": 96, "wide": 56, "taps": 7, "groups": 96, "dtype": f16}, "7x7 taps"),
-        ({"channels": 96, "made": 96, "wide": 56, "taps": 3, "groups": 96, "last": True}, "side by side"),
+        ({"channels": 96, "made": 96, "wide": 56, "taps": 3, "groups": 96, "last": True, "dtype": bf16}, "side by side"),
+        ({"channels": 144, "made": 144, "wide": 56, "taps": 3, "groups": 144, "last": True, "dtype": bf16, "images": 32}, ""),
+        ({"channels": 144, "made": 144, "wide": 56, "taps": 5, "groups": 144, "last": True, "images": 32}, "5x5 taps"),
         ({"channels": 96, "made": 96, "wide": 56, "taps": 3, "groups": 96, "followed": False}, "no pointwise"),
         ({"channels": 64, "made": 256, "wide": 56, "taps": 1, "dtype": bf16, "last": True}, ""),
         ({"channels": 64, "made": 256, "wide": 56, "taps": 1, "dtype": bf16}, "do not lie"),
@@ -133,7 +135,14 @@ def test_one_tap_on_zen(given: dict[str, Any], own: bool) -> None:
         ({"channels": 24, "made": 144, "wide": 56, "taps": 1, "dtype": bf16, "last": True}, "24x144"),
         ({"channels": 512, "made": 2048, "wide": 7, "taps": 1, "dtype": bf16, "last": True}, "x512 and"),
         ({"channels": 64, "made": 256, "wide": 56, "taps": 1, "last": True}, "a product of f32"),
-        ({"channels": 64, "made": 64, "wide": 56, "taps": 3, "dtype": bf16, "last": True}, "3x3 taps"),
+        ({"channels": 64, "made": 64, "wide": 56, "taps": 3, "dtype": bf16, "last": True}, ""),
+        ({"channels": 64, "made": 64, "wide": 56, "taps": 7, "step": 2, "dtype": f16, "last": True}, ""),
+        ({"channels": 256, "made": 512, "wide": 56, "taps": 1, "step": 2, "dtype": bf16, "last": True}, ""),
+        ({"channels": 256, "made": 64, "wide": 56, "taps": 1, "dtype": bf16, "last": True}, ""),
+        ({"channels": 64, "made": 64, "wide": 56, "taps": 1, "dtype": bf16, "last": True}, "64x64"),
+        ({"channels": 256, "made": 256, "wide": 14, "taps": 3, "dtype": bf16, "last": True}, "392 places"),
+        ({"channels": 24, "made": 64, "wide": 56, "taps": 3, "dtype": bf16, "last": True}, "64 channels of 24"),
+        ({"channels": 64, "made": 64, "wide": 56, "taps": 3, "dtype": bf16, "last": True, "followed": False}, "no pointwise"),
     ],
 )
 def test_whose_it_is_on_a_gpu(given: dict[str, Any], reason: str) -> None:
