@@ -123,8 +123,9 @@ class _Rewriter:
         self.emit = emit
         self.halves = "f16c" in emit.abilities
         self.kernel = kernel
-        self.legal: dict[int, Expr] = {}
-        self.wide: dict[int, Expr] = {}
+        # with what each was made of, which a rewriting may have made itself: its address must not be that of another
+        self.legal: dict[int, tuple[Expr, Expr]] = {}
+        self.wide: dict[int, tuple[Expr, Expr]] = {}
         self.vars: dict[str, tuple[Var, bool]] = {}
         self.arrays: dict[int, tuple[Buffer, bool]] = {}
         self.loops: list[For] = []
@@ -218,8 +219,8 @@ class _Rewriter:
         if isinstance(expr, Op | Load | Var):
             found = self.legal.get(id(expr))
             if found is None:
-                found = self.legal[id(expr)] = self._rewritten(expr)
-            return found
+                found = self.legal[id(expr)] = expr, self._rewritten(expr)
+            return found[1]
         return expr
 
     def _rewritten(self, expr: Op | Load | Var) -> Expr:
@@ -260,8 +261,8 @@ class _Rewriter:
             return Const(rounded(float(expr.value), expr.dtype), f32)
         found = self.wide.get(id(expr))
         if found is None:
-            found = self.wide[id(expr)] = self._widened(expr)
-        return found
+            found = self.wide[id(expr)] = expr, self._widened(expr)
+        return found[1]
 
     def _widened(self, expr: Expr) -> Expr:
         if isinstance(expr, Op) and expr.name in EXACT:

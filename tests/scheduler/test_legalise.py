@@ -186,6 +186,17 @@ def test_fresh_names_avoid_those_of_the_kernel() -> None:
     assert not {"t0", "t1", "out"} & set(found)
 
 
+@pytest.mark.parametrize("isa", TARGETS)
+def test_bytes_beside_each_other_stay_apart(isa: str) -> None:
+    """What was found for the cast of one was that of another: a new object had the address of one that was gone."""
+    loads = ["bool(a[i])", "b[i]", "c[i]", "d[i]"]
+    value = "f16(min(max(f16({}), f16({})), max(f16({}), f16({}))))".format(*loads)
+    params = "a: f16[8], b: bool[8], c: i8[8], d: u8[8], y: f16[8]"
+    kernel = legal(f"kernel k({params}) {{\n  for i in 8 {{\n    y[i] = {value}\n  }}\n}}", isa)
+    shown = print_kernel(kernel)
+    assert [shown.count(f"{name}[i]") for name in "abcd"] == [1, 1, 1, 1]
+
+
 def test_bool_min_and_max() -> None:
     assert body(one("bool", "out[i] = max(a[i], min(a[i], b[i]))")) == "out[i] = a[i] | (a[i] & b[i])"
 
