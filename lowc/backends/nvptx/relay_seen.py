@@ -68,6 +68,7 @@ def turns(ring: RelayRing, loop: For, first: str, work: Callable[[str, str], Non
         ends = b.op(f"icmp sge i{bits} {index}, {end}")
 
         def leave() -> None:
+            barriers.wait(t, ring.full(1, stage), phase)  # a phase that nobody waits for is an error to compute-sanitizer
             ring.meet()  # none of them reads what the stage gets next
             ring.release(first, *(ring.empty(number, stage) for number in range(2)))
             ring.place.advance(stage, phase)

@@ -42,15 +42,16 @@ def swizzled(offset: Any) -> Any:
 
 
 class Barrier:
-    """In shared memory: a phase ends when ``count`` have come and no bytes are missing."""
+    """In shared memory: a phase ends when ``count`` have come and no bytes are missing; somebody waits for each but the last."""
 
     def __init__(self, count: int) -> None:
         self.count = self.missing = count
-        self.phase = self.bytes = 0
+        self.phase = self.bytes = self.seen = 0
         self.copies: list[Any] = []
 
     def step(self) -> None:
         if self.missing == 0 and self.bytes == 0:
+            assert self.seen == self.phase, "nobody has waited for the phase before"
             self.phase, self.missing = self.phase + 1, self.count
 
 
@@ -171,7 +172,10 @@ class Machine(Products, Fragments):
                     self.changed.notify_all()
                 else:
                     self.changed.wait(1.0)
-            return barrier.phase & 1 != parity
+            if barrier.phase & 1 == parity:
+                return False
+            barrier.seen = barrier.phase
+            return True
 
     # copies
 
