@@ -73,6 +73,8 @@ class Case:
             "ALiBi": lambda s, b, h, i, j: s + slopes[h] * (j - i),
             "capped": lambda s, b, h, i, j: 20 * torch.tanh(s / 20),
             "relative": lambda s, b, h, i, j: s + bias[i - j + keys],
+            "relu": lambda s, b, h, i, j: torch.relu(s),
+            "sine": lambda s, b, h, i, j: torch.sin(s),
             "of documents": lambda s, b, h, i, j: s + bias[documents[i] * DOCUMENTS + documents[j]],
         }
         masks: dict[str, Function] = {

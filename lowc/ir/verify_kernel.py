@@ -125,6 +125,9 @@ def _for(s: State, stmt: For) -> None:
     if kind.name == "thread":
         if kind.key not in ("", "y"):
             s.fail(f"a thread loop is of dimension x (unnamed) or y, not {kind.key}")
+    elif kind.name == "unroll":
+        if kind.key not in ("", "apart"):
+            s.fail(f"turns of an unrolled loop are mixed (unnamed) or apart, not {kind.key}")
     elif bool(kind.key) != (kind.name == "instr"):
         s.fail("instr loops, and only they, name an instruction")
     check_index(s, axis.extent)

@@ -7,6 +7,7 @@ With option ``attention="auto"`` it is lowc's own where that was measured to be 
 
 from collections.abc import Callable, Sequence
 
+from lowc.errors import ScheduleError
 from lowc.ir.index import ONE, Axis, Index, constant
 from lowc.ir.nodes import For, Kernel, Load
 from lowc.ir.types import DType
@@ -18,16 +19,20 @@ from lowc.scheduler.choose_tensor_cores import ABILITY, SHARED
 from lowc.scheduler.nest import estimate, numel
 from lowc.scheduler.relay import WIDEST, Relayed
 from lowc.scheduler.relay_across import RelayedAcross
+from lowc.scheduler.relay_burden import CAPPED, DERIVATIVE, MANY, burden
 from lowc.scheduler.relay_gradient import RelayedGradient
 from lowc.scheduler.relay_scores import of_tiles
 from lowc.scheduler.relay_tiles import PIECE
-from lowc.scheduler.relay_weights import is_masked
+from lowc.scheduler.relay_weights import CAP, GRADIENT, is_masked, weights_of
 from lowc.target import Target
 
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str, str], str]
 LONG = 8192  # keys from which blocks of one head are at work at a time, so that its keys and values stay in the L2 cache
 WAYS = ((3, 128, 3), (2, 128, 2), (2, 64, 2), (1, 64, 2))  # groups, keys at a time, stages
 THIN = 64  # columns up to which three groups have registers enough
+APART = (3, 8)  # burdens from which on scores are made turn by turn: groups of pieces, and pieces
+APART_BOTH = {64: (9, 14), 128: (5, 10)}  # the same of gradients, by width of a head: of pieces, and of neighbours
+FEWER = 3  # the same with 64 queries at a time for heads of up to 64
 TRIES = 4  # ways that are tried, best first, should one not be legal
 FULL = 3  # blocks for each multiprocessor; with fewer nothing was measured
 ANY = 1 << 62
@@ -73,8 +78,13 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     read = any(isinstance(p, Load) and found.keys in free_atoms(p) for p in parts(score))  # what is loaded takes registers
     read = read or bool(found.lets)
     told = [of_tiles(score, rows, n * ROWS, found.keys, KEYS)[0] is not None for n in (2, 3)]  # tiles to be left out
+    made = [of_tiles(score, rows, 2 * ROWS, found.keys, KEYS)[1]]
+    placed = 0 if max(deep, wide) <= THIN else APART[0]
+    weighs = burden(made, found.lets, rows, found.keys, [found.product.name], both=2, cap=0, placed=placed)
+    read = read or weighs >= MANY
+    apart = sum(weighs >= least for least in APART)
     fitting = [
-        Relayed(axis, groups, keys, stages, late_first, strips, blocks)
+        Relayed(axis, groups, keys, stages, late_first, strips, blocks, apart)
         for least in (1, 0)
         for groups, keys, stages in WAYS
         if groups < 3 or (max(deep, wide) <= THIN and not read and told[0] == told[1])
@@ -98,7 +108,10 @@ def gradients(kernel: Kernel, target: Target) -> tuple[RelayedGradient | Relayed
         wide = constant(side.across.columns.extent) or WIDEST
         causal, axis = is_masked(side), side.outer[0].axis.name
         heads = _together(side) if causal else 1
-        return tuple([RelayedAcross(axis, 128 if wide <= THIN else 64, 2, heads, not causal, strips) for strips in (2, 0)])
+        weighs = _burden_of_both(side, side.near.axis)
+        others = 128 if wide <= THIN and weighs < FEWER else 64
+        apart = sum(weighs >= least for least in APART_BOTH[64 if wide <= THIN else 128])
+        return tuple([RelayedAcross(axis, others, 2, heads, not causal, strips, apart) for strips in (2, 0)])
     columns = sum(constant(m.columns.extent) or WIDEST + 1 for m in side.mixes)
     if columns > WIDEST:
         return ()
@@ -106,6 +119,18 @@ def gradients(kernel: Kernel, target: Target) -> tuple[RelayedGradient | Relayed
     most = 48 if len(side.mixes) > 1 and columns > WIDEST // 2 else 64
     fitting = [n for n in (64, 48, 32) if n <= most and 2 * spans * (2 * ROWS + 2 * n) + 1024 <= SHARED]
     return tuple([RelayedGradient(side.outer[0].axis.name, 2, n, 2) for n in fitting])
+
+
+def _burden_of_both(side: attention_gradient.Side, near: Axis) -> int:
+    """Of weights and slopes."""
+    try:
+        made = weights_of(side, 2 * ROWS, KEYS)
+    except ScheduleError:  # which the way raises as well, and says why
+        return 0
+    values = [made.score, *(e for e in (made.slope, made.capped) if e is not None)]
+    varying = [side.products[0].total.name, GRADIENT, CAP]
+    found = burden(values, made.lets, near, side.others[0], varying)
+    return found + (0 if made.slope is None else DERIVATIVE if made.capped is None else CAPPED)
 
 
 def _together(side: attention_gradient.Side) -> int:

@@ -59,7 +59,7 @@ from lowc.ir.types import bool_, f32, i32, i64
 from lowc.ir.walk import Substitution, rewrite
 from lowc.scheduler.attention import Attention, of_queries, sees
 from lowc.scheduler.relay_scores import Place, Scores, of_tiles
-from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, RelayTiles
+from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, RelayTiles, turn_by_turn
 from lowc.scheduler.rename import fresh, renewed
 from lowc.scheduler.tensor_cores import narrow
 from lowc.scheduler.tile_epilogue import less
@@ -73,7 +73,7 @@ class Relayed:
     """``axis``: the outermost loop.  ``groups`` of 128 threads have 64 rows of queries each; ``keys`` come at a time, in as many
     ``stages``.  ``late_first``: blocks of the last rows, which see most keys, are the first.  ``strips``: how many are in turn
     where results leave; 0 where threads store.  ``blocks``: the most there are at a time, each taking tiles in turns; 0: one for
-    each tile."""
+    each tile.  ``apart``: how many of the loops over scores by functions run turn by turn, outermost first."""
 
     axis: str
     groups: int
@@ -82,6 +82,7 @@ class Relayed:
     late_first: bool
     strips: int
     blocks: int = 0
+    apart: int = 0
 
 
 def relayed(loop: For, step: Relayed, taken: set[str]) -> tuple[Stmt, ...]:
@@ -284,7 +285,8 @@ class _Relay(RelayTiles):
             score = self.let("score", score, inside)
             inside.append(Store(scores, at, score))
         inside.append(Store(chain.buffer, (ix(c),), score, None, "max"))
-        loops: Stmt = For(g, (For(c, (For(v, tuple(inside), UNROLL),), UNROLL),), UNROLL)
+        kinds = turn_by_turn(self.step.apart if not isinstance(self.within, Var) else 0, 3)
+        loops: Stmt = For(g, (For(c, (For(v, tuple(inside), kinds[2]),), kinds[1]),), kinds[0])
         return self.threaded(t, (*outside, chain, loops, Store(part, (ix(t), ix(0)), best)))
 
     def pieces(self) -> tuple[Axis, Axis, Axis, Axis]:

@@ -46,10 +46,11 @@ FOUR = Kind("vector", 4)
 
 @dataclass(frozen=True, slots=True)
 class RelayedAcross:
-    """``axis``: the outermost loop.  ``others``: rows of queries that come at a time, in as many ``stages``; 128 for heads of up
-    to 64, else 64.  Blocks of ``heads`` come before those of others.  ``stagger``: blocks begin at different rows of queries,
-    where they have all of them, so that they add to different places at a time.  ``strips``: how many are in turn where results
-    leave; 0 where threads store."""
+    """``axis``: the outermost loop.  ``others``: rows of queries that come at a time, in as many ``stages``; 128 or 64 for heads
+    of up to 64, else 64.  Blocks of ``heads`` come before those of others.  ``stagger``: blocks begin at different rows of
+    queries, where they have all of them, so that they add to different places at a time.  ``strips``: how many are in turn where
+    results leave; 0 where threads store.  ``apart``: how many of the loops over scores by
+    functions run turn by turn, outermost first."""
 
     axis: str
     others: int
@@ -57,6 +58,7 @@ class RelayedAcross:
     heads: int
     stagger: bool
     strips: int = 0
+    apart: int = 0
 
 
 def relayed_across(loop: For, step: RelayedAcross, taken: set[str]) -> tuple[Stmt, ...]:
@@ -76,8 +78,14 @@ class _Across(GradientTiles):
         assert side.across is not None
         self.way, self.across = step, side.across
         self.spans = [-(-(constant(p.depth.extent) or 0) // tiles.SPAN) for p in side.products]
-        if self.spans != [64 * GROUPS // step.others] * 2 or self.tile_of != [1, 0] or [m.kept for m in side.mixes] != [0, 1]:
+        # each group multiplies across 64 rows of others, by a span of columns, or by half of one
+        parts = self.spans[0] * step.others // tiles.SPAN
+        if parts not in (1, GROUPS) or self.spans[0] != self.spans[1]:
             raise ScheduleError(f"{step.others} others at a time for heads of {self.spans} spans")
+        if self.tile_of != [1, 0] or [m.kept for m in side.mixes] != [0, 1]:
+            raise ScheduleError(f"{step.others} others at a time for heads of {self.spans} spans")
+        self.split = step.others < self.high  # whether groups have columns of their own across, not rows
+        self.wide = min(tiles.SPAN, self.spans[0] * tiles.SPAN // (GROUPS if self.split else 1))  # columns of a group across
         self.values = weights_of(side, self.high, step.others)
         self.matrix = self.place_of_sums()
         near, factor = side.products[0].near, self.across.factor
@@ -167,14 +175,15 @@ class _Across(GradientTiles):
         strides = (ix(self.high * tiles.SPAN), ix(tiles.SPAN), ix(1))
         slopes = Buffer(fresh("slopes", self.taken), kept, shape, strides, "shared")
         sums = [self.local("sums", self.each, "add").buffer for _ in tiles_of]
-        across = self.local("across", tiles.SPAN // 2, "add").buffer
+        across = self.local("across", self.wide // 2, "add").buffer
         allocs = [*(Alloc(b) for b in tiles_of), *(Alloc(b) for b, _ in gathered), Alloc(slopes)]
         memory = [*allocs, *(Alloc(b, "add") for b in (*sums, across))]
         body: list[Stmt] = [*fills, *(g for _, g in gathered)]
         body += [self.first(n, sums[n], tiles_of[n]) for n in range(2)]
         known = [(value, buffer) for value, (buffer, _) in read]
         near = gathered[0][0], gathered[1][0]
-        work = RelayWork(self, self.values, (sums[0], sums[1]), near, known, start, masked, self.tail, self.partial)
+        where = start, masked, self.tail, self.partial
+        work = RelayWork(self, self.values, (sums[0], sums[1]), near, known, *where, self.way.apart)
         body += [*work.loops(), *self.rounded(sums), self.spread(self.held[1].buffer, slopes)]
         for mix, mixed, which in zip(self.side.mixes, self.mixed, self.tile_of, strict=True):
             body.append(self.second(mixed.buffer, self.held[mix.kept].buffer, tiles_of[which]))
@@ -225,22 +234,22 @@ class _Across(GradientTiles):
         return self.threaded(t, (For(n, (Store(slopes, where, Load(held, (ix(t), ix(n)))),), Kind("instr", 0, SPREAD)),))
 
     def third(self, across: Buffer, slopes: Buffer) -> For:
-        t, r, i = self.axis("t", self.threads), self.axis("r", tiles.SPAN // 2), self.axis("i", self.high)
+        t, r, i = self.axis("t", self.threads), self.axis("r", self.wide // 2), self.axis("i", self.high)
         row, column = tiles.row(ix(t), ix(r)), tiles.column(ix(t), ix(r))
-        if self.step.others < self.high:
+        if self.split:
             row = tiles.row(mod(ix(t), ix(tiles.GROUP)), ix(r))
-            column = column + floordiv(ix(t), ix(tiles.GROUP)) * tiles.SPAN
+            column = column + floordiv(ix(t), ix(tiles.GROUP)) * self.wide
         left, right = (Load(b, tiles.place(b, p, ix(i))) for b, p in ((slopes, row), (self.resident[0], column)))
         return self.instruction(t, r, i, across, left, right)
 
     def adds(self, across: Buffer, number: Index) -> For:
-        t, piece, v = self.axis("t", self.threads), self.axis("j", tiles.SPAN // PIECE), self.axis("v", 4)
+        t, piece, v = self.axis("t", self.threads), self.axis("j", self.wide // PIECE), self.axis("v", 4)
         store = self.across.body[0]
         assert isinstance(store, Store)
         group, thread = floordiv(ix(t), ix(tiles.GROUP)), mod(ix(t), ix(tiles.GROUP))
-        split_ = self.step.others < self.high
-        tile, strip = (number, group * PIECE + piece) if split_ else (number * GROUPS + group, ix(piece))
-        place = ((tile * (self.spans[0] * PIECE) + strip) * tiles.GROUP + thread) * 4 + v
+        pieces = self.wide // PIECE
+        tile, strip = (number, group * pieces + piece) if self.split else (number * GROUPS + group, ix(piece))
+        place = ((tile * (self.spans[0] * (tiles.SPAN // PIECE)) + strip) * tiles.GROUP + thread) * 4 + v
         index = Substitution(self.at).index(self.matrix) + place
         add = Store(store.buffer, (index,), Load(across, (ix(t), ix(piece) * 4 + v)), None, "add")
         return self.threaded(t, (For(piece, (For(v, (add,), FOUR),), UNROLL),))

@@ -30,8 +30,14 @@ from lowc.scheduler.rename import coordinate, coordinates, fresh, let
 from lowc.scheduler.tile_epilogue import less
 
 UNROLL = Kind("unroll", 128)
+APART = Kind("unroll", 128, "apart")  # registers of a turn are those of the next
 PAIR = Kind("vector", 2)
 PIECE = 8  # columns of which a thread has two neighbours
+
+
+def turn_by_turn(apart: int, loops: int) -> tuple[Kind, ...]:
+    """Kinds of so many nested loops, the first of which run turn by turn."""
+    return tuple([APART if n < apart else UNROLL for n in range(loops)])
 
 
 class RelayTiles:

@@ -20,7 +20,7 @@ from lowc.ir.types import bool_, f32, i32
 from lowc.ir.walk import Substitution
 from lowc.scheduler.relay_gradient import GradientTiles
 from lowc.scheduler.relay_scores import Place, Scores
-from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL
+from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, turn_by_turn
 from lowc.scheduler.relay_weights import CAP, GRADIENT, Weights
 
 LOG2E = math.log2(math.e)
@@ -29,14 +29,15 @@ LOG2E = math.log2(math.e)
 class RelayWork:
     """``sums``: of both products; ``gathered``: less the logarithms of sums to base 2, and less ``delta``; ``read``: what scores
     load for each of the others, and where in the block that is; others begin at ``start``.  ``masked``: whether bounds count,
-    ``tail``: and rows beyond the last, ``partial``: and others beyond the last."""
+    ``tail``: and rows beyond the last, ``partial``: and others beyond the last.
+    ``apart``: how many loops over functions run turn by turn."""
 
     def __init__(
         self, tiles_: GradientTiles, values: Weights, sums: tuple[Buffer, Buffer], gathered: tuple[Buffer, Buffer],
-        read: Sequence[tuple[Expr, Buffer]], start: Index, masked: bool, tail: bool, partial: bool,
+        read: Sequence[tuple[Expr, Buffer]], start: Index, masked: bool, tail: bool, partial: bool, apart: int,
     ) -> None:  # fmt: skip
         self.tiles, self.values, self.sums, self.gathered, self.start = tiles_, values, sums, gathered, start
-        self.read = read
+        self.read, self.apart = read, apart
         self.masked, self.tail, self.partial = masked, masked and tail, masked and partial
 
     def loops(self) -> list[Stmt]:
@@ -61,8 +62,8 @@ class RelayWork:
     def taken_off(self, buffer: Buffer, body: list[Stmt]) -> Expr:
         return self.tiles.let("off", Load(buffer, (tiles.column(ix(self.t), ix(self.piece) * 4 + self.v),)), body)
 
-    def nest(self, inside: Sequence[Stmt], neighbours: Kind) -> For:
-        loops = For(self.piece, (For(self.v, tuple(inside), neighbours),), UNROLL)
+    def nest(self, inside: Sequence[Stmt], neighbours: Kind, pieces: Kind = UNROLL) -> For:
+        loops = For(self.piece, (For(self.v, tuple(inside), neighbours),), pieces)
         return self.tiles.threaded(self.t, (*self.outside, loops))
 
     # ------------------------------------------------------------ masks
@@ -153,7 +154,8 @@ class RelayWork:
             for condition in conditions:
                 slope = Op("select", (condition, slope, _f(0.0)), f32)
             body.append(Store(self.sums[1], at, slope))
-        return self.nest(body, UNROLL)
+        pieces, neighbours = turn_by_turn(self.apart, 2)
+        return self.nest(body, neighbours, pieces)
 
     def slopes(self) -> For:
         """Slopes that are weights times (the second product - delta)."""

@@ -63,9 +63,12 @@ FORMS: dict[str, Made] = {
 
 
 def kernel_of(form: str, shape: Shape, dtype: str = "bf16") -> Kernel:
-    made = FORMS[form]
-    score = made.score
-    for condition in reversed(made.mask):
+    return kernel_by(FORMS[form].score, FORMS[form].mask, shape, dtype)
+
+
+def kernel_by(score: str, mask: tuple[str, ...], shape: Shape, dtype: str = "bf16") -> Kernel:
+    """Of the text of a ``score``, and conditions."""
+    for condition in reversed(mask):
         score = f"select({condition}, {score}, -inf)"
     return attention(shape, dtype=dtype, function=score, captured="slopes: f32[16], documents: i64[400], table: f32[800], ")
 

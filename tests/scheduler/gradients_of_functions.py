@@ -22,9 +22,14 @@ CAPTURED = "of_head: f32[16], documents: i64[400], table: f32[1600], "
 
 def kernel_of(form: str, shape: Shape, dtype: str = "bf16", nests: str = "a") -> Kernel:
     """Of a form of ``functions_of_scores``, as lowering writes it: rounded to 16 bits where a score's gradient is."""
-    made = FORMS[form]
-    score, slope = made.score.replace("slopes[", "of_head["), DERIVATIVES[form][0] if form in DERIVATIVES else f"f32({dtype}(g))"
-    for condition in reversed(made.mask):
+    slope = DERIVATIVES[form][0] if form in DERIVATIVES else f"f32({dtype}(g))"
+    return kernel_by(FORMS[form].score, FORMS[form].mask, slope, shape, dtype, nests)
+
+
+def kernel_by(score: str, mask: tuple[str, ...], slope: str, shape: Shape, dtype: str = "bf16", nests: str = "a") -> Kernel:
+    """Of a ``score``, conditions, and the ``slope``: text."""
+    score = score.replace("slopes[", "of_head[")
+    for condition in reversed(mask):
         score, slope = f"select({condition}, {score}, -inf)", f"select({condition}, {slope}, 0.0)"
     return gradients(shape, nests, dtype=dtype, function=(score, slope, CAPTURED))
 

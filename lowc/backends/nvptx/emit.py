@@ -23,6 +23,7 @@ from lowc.backends.nvptx.thread import (
     Memory,
     Thread,
     Vals,
+    always,
     known,
     lanes_of,
     operand,
@@ -444,7 +445,10 @@ class Emitter:
         if extent is not None and (extent <= 1 or (wanted and extent <= max(MAX_UNROLLED, kind.width))):
             for n in range(extent):
                 self.t.axes[stmt.axis.name] = n
-                self.scoped(stmt.body)
+                if kind.key == "apart":
+                    self.b.branch(always(self.t), [], lambda: self.nothing(lambda: self.scoped(stmt.body)))
+                else:
+                    self.scoped(stmt.body)
             return
         if any(len(self.lanes_in(i)) > 1 for i in (stmt.axis.extent,)):
             raise CodegenError(f"the loop {stmt.axis} is not equally long in all lanes")

@@ -37,7 +37,7 @@ from lowc.backends.nvptx.barriers import SHARED
 from lowc.backends.nvptx.begun import start_held, start_tiles, wait_for
 from lowc.backends.nvptx.combine import merge, shuffled
 from lowc.backends.nvptx.multiply import ROWS_BYTES, uniform
-from lowc.backends.nvptx.thread import Thread, Vals, operand, plus
+from lowc.backends.nvptx.thread import Thread, Vals, operand, plus, unknown
 from lowc.errors import CodegenError
 from lowc.ir import relays, tiles
 from lowc.ir.index import constant
@@ -304,7 +304,7 @@ class RelayRing:
             t.axes[loop.axis.name] = (index, bits)
             return self.where_seen(found, work)
 
-        end, bits = operand(t, loop.axis.extent)
+        end, bits = unknown(t, loop.axis.extent)
         start = "1" if loop is self.found.turns[0].loop else "0"
         if (constant(loop.axis.extent) or 2) > int(start):
             b.loop(start, end, 1, [], turn, False, f"i{bits}")
@@ -345,7 +345,7 @@ class RelayRing:
             stage, phase = self.turn.now()
             barriers.wait(t, self.there(False), phase)
             self.turn.advance(stage, phase)
-        end, bits = operand(t, loop.axis.extent)
+        end, bits = unknown(t, loop.axis.extent)
         b.loop("0", end, 1, [], turn, (t.range(loop.axis.extent)[0] or 0) >= 1, f"i{bits}")
         if loop is self.found.turns[-1].loop:
             self.release(first, self.there(True))

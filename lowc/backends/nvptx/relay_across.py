@@ -26,7 +26,7 @@ from lowc.backends.nvptx.barriers import SHARED
 from lowc.backends.nvptx.begun import start_across, start_held, start_tiles, wait_for
 from lowc.backends.nvptx.multiply import uniform
 from lowc.backends.nvptx.relay import ALIGNMENT, WARP, RelayRing, line_room
-from lowc.backends.nvptx.thread import Memory, Thread, Vals, operand, plus
+from lowc.backends.nvptx.thread import Memory, Thread, Vals, plus, unknown
 from lowc.ir.index import ZERO, constant, ix
 from lowc.ir.nodes import Buffer, Const, Expr, For, Load, Op, Stmt, Store, Var
 from lowc.ir.relays import Across, Spread, Turns
@@ -47,7 +47,7 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
     place = {id(fill.tile): number for number, fill in enumerate(found.fills)}
     early, late = _parts(found)
     group = uniform(t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
-    end, bits = operand(t, loop.axis.extent)
+    end, bits = unknown(t, loop.axis.extent)
     number = next(n for n, each in enumerate(ring.found.turns) if each is found)
     if number == 0 or not _continues(ring.found.turns[number - 1], found):
         t.axes[loop.axis.name] = 0 if found.seen is None else (relay_seen.told(ring, bits)[0], bits)
@@ -282,12 +282,13 @@ def spread(t: Thread, found: Spread, thread: str, offset: str) -> None:
 def _start(ring: RelayRing, across: Across, group: str, left: str, shared: str, sums: str) -> int:
     """Starts the product across of a ``group`` of threads; how many columns it has."""
     b, product = ring.t.b, across.product
-    further = b.pure(f"mul i32 {group}, {product.depth * LINE}")
     right = plus(b, shared, str(ring.resident_at(product.right)), 32)
     columns = product.columns // ring.groups if product.split else product.columns
+    # 64 rows, or columns, side by side make a line of each step of the depth; the next 64 are behind all of it
+    further = columns * LINE // SPAN if columns < SPAN else columns // SPAN * product.depth * LINE
     if product.split:
-        right = b.op(f"add i32 {right}, {further}")
+        right = b.op(f"add i32 {right}, {b.pure(f'mul i32 {group}, {further}')}")
     else:
-        left = b.op(f"add i32 {left}, {further}")
+        left = b.op(f"add i32 {left}, {b.pure(f'mul i32 {group}, {product.depth * LINE}')}")
     start_across(ring.t, product, columns, left, right, sums)
     return columns

@@ -164,6 +164,27 @@ def operand(t: Thread, index: Index, lane: int = 0, bits: int = 0) -> tuple[str,
     return plus(t.b, text, str(_wrapped(number, bits)), bits), bits
 
 
+def always(t: Thread) -> str:
+    """A condition that holds, which ptxas does not know: a thread is among those up to itself.
+
+    It mixes no code of two blocks, so that what a block under this condition has in registers ends with it."""
+    name = "llvm.nvvm.read.ptx.sreg.lanemask.le"
+    t.b.module.declare(name, "i32", "")
+    return t.b.pure(f"icmp ne i32 {t.b.pure(f'call i32 @{name}()')}, 0")
+
+
+def unknown(t: Thread, extent: Index) -> tuple[str, int]:
+    """``extent`` as an operand that ptxas does not know, not even the greatest it may be: a loop that runs once or twice becomes
+    part of what is before and behind it otherwise.  No thread has 32 others before it."""
+    text, bits = operand(t, extent)
+    if constant(extent) is None:
+        return text, bits
+    name = "llvm.nvvm.read.ptx.sreg.lanemask.lt"
+    t.b.module.declare(name, "i32", "")
+    beyond = t.b.pure(f"and i32 {t.b.pure(f'call i32 @{name}()')}, {-1 << 31}")
+    return plus(t.b, sized(t.b, t.b.pure(f"lshr i32 {beyond}, 8"), 32, bits), text, bits), bits
+
+
 def total(t: Thread, index: Index, lane: int, bits: int) -> Number:
     """``index`` as an operand of ``bits`` plus a number, the part that differs from lane to lane where possible in the number."""
     text, number = "", 0
