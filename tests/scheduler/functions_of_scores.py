@@ -56,6 +56,7 @@ FORMS: dict[str, Made] = {
         lambda g: (g["j"] <= g["i"]) & (g["documents"][g["i"] // 128 * 3] <= g["documents"][g["j"] // 128 + 1]),
     ),
     "capped": Made("tanh(s * 0.25) * 3.0", (CAUSAL,), lambda s, g: 3 * np.tanh(s), lambda g: g["j"] <= g["i"]),
+    "relu": Made("max(s * 0.25, 0.0)", (CAUSAL,), lambda s, g: np.maximum(s, 0), lambda g: g["j"] <= g["i"]),
     "table": Made(
         "s * 0.25 + table[i - j + 400]", (), lambda s, g: s + g["table"][g["i"] - g["j"] + 400], lambda g: g["i"] + g["j"] >= 0
     ),

@@ -15,6 +15,7 @@ from tests.scheduler.gradients import gathered, gradients
 
 Array = Any
 DERIVATIVES: dict[str, tuple[str, Callable[[Array], Array]]] = {  # of a form, else 1
+    "relu": ("select(lt(0.0, s), g, 0.0)", lambda s: np.where(s > 0, 1.0, 0.0)),
     "capped": ("g * 3.0 * (1.0 - tanh(s * 0.25) * tanh(s * 0.25))", lambda s: 3 * (1 - np.tanh(s) ** 2)),
 }
 CAPTURED = "of_head: f32[16], documents: i64[400], table: f32[1600], "

@@ -9,6 +9,7 @@ import pytest
 
 from lowc.ir.interp import run_kernel
 from lowc.ir.nodes import Launch
+from lowc.ir.printer import print_kernel
 from lowc.ir.verify_gpu import verify_kernel_threads
 from lowc.options import Options
 from tests.backends.nvptx.test_relay_across import by_tiles
@@ -38,13 +39,15 @@ def test_ptxas_takes_it(form: str, deep: int, tmp_path: Path) -> None:
     ("form", "shape"),
     [
         ("window", (1, 1, 200, 70, 64)), ("documents", (1, 1, 130, 100, 32)), ("table", (1, 1, 70, 60, 96)),
-        ("tiles, causal", (1, 1, 270, 140, 32)),
+        ("tiles, causal", (1, 1, 270, 140, 32)), ("relu", (1, 1, 200, 70, 64)),
+        ("capped", (1, 1, 130, 70, 64)), ("relu", (1, 1, 100, 130, 128)),
     ],
     ids=str,
 )  # fmt: skip
 def test_simulated(form: str, shape: Any) -> None:
-    """By the interpreter and by the simulator of the code."""
+    """By the interpreter and by the simulator of the code; functions of some burden by 64 others at a time, or turn by turn."""
     kernel = by_tiles(kernel_of(form, shape, "f16"))
+    assert ("unroll(128, apart)" in print_kernel(kernel)) == (form == "relu" and shape[-1] > 64)
     verify_kernel_threads(kernel)
     found = errors(form, kernel, shape, lambda m: run_kernel(kernel, m, {}))
     assert len(found) == 3 and max(found.values()) < 2e-3

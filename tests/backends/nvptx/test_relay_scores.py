@@ -36,6 +36,7 @@ def test_ptxas_takes_it(form: str, deep: int, tmp_path: Path) -> None:
     [
         ("window", (1, 1, 70, 330, 32), {}), ("window", (1, 1, 330, 330, 32), {}), ("late", (1, 1, 230, 130, 32), {}),
         ("slopes", (2, 1, 130, 130, 64), {"stages": 3}), ("documents", (1, 1, 130, 200, 64), {"groups": 2}),
+        ("table", (1, 1, 130, 200, 64), {"apart": 1}), ("capped", (1, 1, 100, 130, 32), {"apart": 2}),
         ("both sides", (1, 1, 200, 300, 32), {"groups": 3, "keys": 128}),
         ("tiles", (1, 1, 130, 390, 32), {"keys": 128}), ("tiles, causal", (1, 1, 260, 390, 64), {"groups": 2, "keys": 128}),
         ("tiles", (2, 1, 256, 384, 32), {"keys": 128, "blocks": 2, "stages": 3}),
