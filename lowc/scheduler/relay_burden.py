@@ -21,8 +21,10 @@ BENT = 2  # of what is made of scores, or of coordinates, by pieces
 CAP, DEAR, MANY = 1, 2, 4  # of tanh, by two instructions; of functions that take several, and many
 DERIVATIVE, CAPPED = 3, 2  # of slopes that are made of scores as well, so that both first products are there; the same of caps
 COMPARED = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-CHEAP = COMPARED | {"abs", "add", "and", "bitcast", "cast", "ex2_normal", "fma", "max", "min", "mul", "neg", "not", "or", "rcp"}
-CHEAP |= {"select", "shl", "shr", "sub", "xor"}
+CHEAP = COMPARED | {
+    "abs", "add", "and", "bitcast", "cast", "ex2_normal", "fma", "max", "min", "mul", "neg", "not", "or", "rcp", "select", "shl",
+    "shr", "sub", "xor",
+}  # fmt: skip
 PIECES = frozenset({"abs", "max", "min", "select"})
 SEVERAL = frozenset({
     "ceil", "div", "erf", "ex2", "exp", "exp2", "floor", "log", "log2", "round", "rsqrt", "sigmoid", "sqrt", "trunc",
