@@ -26,7 +26,7 @@ from lowc.backends.nvptx.barriers import SHARED
 from lowc.backends.nvptx.begun import start_across, start_held, start_tiles, wait_for
 from lowc.backends.nvptx.multiply import uniform
 from lowc.backends.nvptx.relay import ALIGNMENT, WARP, RelayRing, line_room
-from lowc.backends.nvptx.thread import Memory, Thread, Vals, plus, unknown
+from lowc.backends.nvptx.thread import Memory, Thread, Vals, plus
 from lowc.ir.index import ZERO, constant, ix
 from lowc.ir.nodes import Buffer, Const, Expr, For, Load, Op, Stmt, Store, Var
 from lowc.ir.relays import Across, Spread, Turns
@@ -47,7 +47,7 @@ def multiply(ring: RelayRing, loop: For, thread: str, evaluate: Callable[[Expr],
     place = {id(fill.tile): number for number, fill in enumerate(found.fills)}
     early, late = _parts(found)
     group = uniform(t, b.pure(f"lshr i32 {thread}, {GROUP.bit_length() - 1}"))
-    end, bits = unknown(t, loop.axis.extent)
+    end, bits = ring.count(loop)
     number = next(n for n, each in enumerate(ring.found.turns) if each is found)
     if number == 0 or not _continues(ring.found.turns[number - 1], found):
         t.axes[loop.axis.name] = 0 if found.seen is None else (relay_seen.told(ring, bits)[0], bits)

@@ -174,8 +174,8 @@ def always(t: Thread) -> str:
 
 
 def unknown(t: Thread, extent: Index) -> tuple[str, int]:
-    """``extent`` as an operand that ptxas does not know, not even the greatest it may be: a loop that runs once or twice becomes
-    part of what is before and behind it otherwise.  No thread has 32 others before it."""
+    """``extent`` as an operand that ptxas does not know, not even the greatest it may be: of several loops one that runs once or
+    twice becomes part of what is before and behind it otherwise.  No thread has 32 others before it."""
     text, bits = operand(t, extent)
     if constant(extent) is None:
         return text, bits
