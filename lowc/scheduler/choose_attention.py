@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 from lowc.errors import ScheduleError
 from lowc.ir.index import ONE, Axis, Index, constant
-from lowc.ir.nodes import For, Kernel, Load
+from lowc.ir.nodes import For, Kernel, Load, Op
 from lowc.ir.types import DType
 from lowc.ir.walk import free_atoms, parts
 from lowc.options import Options
 from lowc.scheduler import attention_gradient, choose_gradient, choose_online
-from lowc.scheduler.attention import of_queries, sees
+from lowc.scheduler.attention import is_constant, of_queries, sees
 from lowc.scheduler.choose_tensor_cores import ABILITY, SHARED
 from lowc.scheduler.nest import estimate, numel
 from lowc.scheduler.relay import WIDEST, Relayed
@@ -31,7 +31,7 @@ LONG = 8192  # keys from which blocks of one head are at work at a time, so that
 WAYS = ((3, 128, 3), (2, 128, 2), (2, 64, 2), (1, 64, 2))  # groups, keys at a time, stages
 THIN = 64  # columns up to which three groups have registers enough
 APART = (3, 8)  # burdens from which on scores are made turn by turn: groups of pieces, and pieces
-APART_BOTH = {64: (9, 14), 128: (5, 10)}  # the same of gradients, by width of a head: of pieces, and of neighbours
+APART_BOTH = {64: (12, 16), 128: (5, 12)}  # the same of gradients, by width of a head: of pieces, and of neighbours
 FEWER = 3  # the same with 64 queries at a time for heads of up to 64
 TRIES = 4  # ways that are tried, best first, should one not be legal
 FULL = 3  # blocks for each multiprocessor; with fewer nothing was measured
@@ -127,7 +127,10 @@ def _burden_of_both(side: attention_gradient.Side, near: Axis) -> int:
         made = weights_of(side, 2 * ROWS, KEYS)
     except ScheduleError:  # which the way raises as well, and says why
         return 0
-    values = [made.score, *(e for e in (made.slope, made.capped) if e is not None)]
+    slope = made.slope
+    while isinstance(slope, Op) and slope.name == "select" and is_constant(slope.args[2], 0.0):
+        slope = slope.args[1]  # hidden under conditions that hide scores
+    values = [made.score, *(e for e in (slope, made.capped) if e is not None)]
     varying = [side.products[0].total.name, GRADIENT, CAP]
     found = burden(values, made.lets, near, side.others[0], varying)
     return found + (0 if made.slope is None else DERIVATIVE if made.capped is None else CAPPED)
