@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.report import table
-from benchmarks.sides import beside_inductor, failed, inductor_cells, timed, titled
+from benchmarks.sides import beside_inductor, by_choice, timed, titled
 
 BLOCK = 0.02  # seconds: calls are timed in blocks of at least this
 SIDES = ("library", "own", "auto")
@@ -191,20 +190,7 @@ def measure(name: str, dtype: torch.dtype, threads: int, inductor: bool) -> dict
 
 
 def markdown(results: dict[str, dict[str, Any]], given: argparse.Namespace) -> str:
-    head = ["convolution, batch norm, ReLU", "eager ms", *(f"{side} ms" for side in SIDES), "eager / auto", "library / auto"]
-    head += ["error auto / eager"] + (["Inductor ms", "Inductor / auto"] if given.inductor else [])
-    rows: list[list[str]] = []
-    for name, row in results.items():
-        if "error" in row:
-            rows.append(failed(name, row, len(head)))
-            continue
-        auto = row["auto"]
-        rows.append([name, *(f"{row[side]['median_ms']:.3f}" for side in ("eager", *SIDES))])
-        rows[-1] += [f"{row[side]['median_ms'] / auto['median_ms']:.2f}" for side in ("eager", "library")]
-        rows[-1].append(f"{auto['error'] / max(row['eager']['error'], 1e-30):.2f}")
-        if given.inductor:
-            rows[-1] += inductor_cells(row, auto)
-    return titled(table(head, rows), given)
+    return titled(by_choice(results, "convolution, batch norm, ReLU", SIDES, given.inductor), given)
 
 
 def main() -> None:

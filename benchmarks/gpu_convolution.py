@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.convolution import convnext, layer, mobilenet
+from benchmarks.convolution import convnext, layer, mobilenet, resnet
 from benchmarks.gpu import BURST, DTYPES, burst
 from benchmarks.gpu_matmul import Done, captured, forced, near, watched
 from benchmarks.report import table
@@ -56,25 +56,6 @@ class Case:
     make: Callable[[], nn.Module]
     shapes: tuple[tuple[int, int, int], ...]
     last: bool = True
-
-
-class Basic(nn.Module):
-    """A block of ResNet-18."""
-
-    def __init__(self, channels: int, made: int, step: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(layer(channels, made, 3, step), layer(made, made, 3, act=False))
-        self.beside = layer(channels, made, 1, step, act=False) if step > 1 else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.beside(x) + self.body(x))
-
-
-def resnet() -> nn.Module:
-    """ResNet-18 without its head."""
-    sizes = (64, 64, 128, 256, 512)
-    blocks = [Basic(a, b, 1 + (a != b)) for a, b in zip(sizes, sizes[1:], strict=False) for a in (a, b)]
-    return nn.Sequential(layer(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1), *blocks)
 
 
 class Silu(nn.Module):

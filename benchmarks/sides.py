@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.report import table
 from benchmarks.run import MALLOC, ROOT, machine
 
 ROUNDS = 21
@@ -95,6 +96,21 @@ def rows_of(
 ) -> list[list[str]]:
     """The lines of a table of so many columns: a name and ``cells`` of what was found, or why nothing was."""
     return [failed(name, row, columns) if "error" in row else [name, *cells(row)] for name, row in results.items()]
+
+
+def by_choice(results: Mapping[str, dict[str, Any]], what: str, sides: Sequence[str], inductor: bool) -> str:
+    """The table of ``what`` was done by eager, by each of ``sides`` ("library", "own" and "auto"), and perhaps by Inductor."""
+    head = [what, "eager ms", *(f"{side} ms" for side in sides), "eager / auto", "library / auto", "error auto / eager"]
+    head += ["Inductor ms", "Inductor / auto"] if inductor else []
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        auto = row["auto"]
+        found = [f"{row[side]['median_ms']:.3f}" for side in ("eager", *sides)]
+        found += [f"{row[side]['median_ms'] / auto['median_ms']:.2f}" for side in ("eager", "library")]
+        found.append(f"{auto['error'] / max(row['eager']['error'], 1e-30):.2f}")
+        return found + (inductor_cells(row, auto) if inductor else [])
+
+    return table(head, rows_of(results, len(head), cells))
 
 
 def alone(
