@@ -5,8 +5,8 @@
 ``scaled_dot_product_attention`` beside cuDNN's, flash and memory-efficient attention, and ``flex_attention`` without a function
 beside Inductor's.  Results are compared with float64 first, for the first and the last batch.  Times are of CUDA graphs of some
 calls each, sides in turn, each a burst after a pause; the median of the rounds counts.  GB/s are of keys and values alone.
-Caches of up to some 50 MB are in the GPU's own, for all sides.  ``--ways``: times for each number of ranges of keys, in place of the
-table.
+Caches of up to some 50 MB are in the GPU's own, for all sides.  ``--ways``: times for each number of ranges of keys, in place
+of the table.
 """
 
 import sys
