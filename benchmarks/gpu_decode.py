@@ -1,9 +1,9 @@
 """Attention of few queries on a GPU, as in decoding: lowc's own kernels beside what torch has, in turn in one process.
 
-    python -m benchmarks.gpu_decode [--ways] [--only B1,K8192] [--rounds 7] [--name h200_decode]
+    python -m benchmarks.gpu_decode [--ways] [--inductor] [--only B1,K8192] [--rounds 7] [--name h200_decode]
 
-``scaled_dot_product_attention`` beside cuDNN's, flash and memory-efficient attention, and ``flex_attention`` without a function
-beside Inductor's.  Results are compared with float64 first, for the first and the last batch.  Times are of CUDA graphs of some
+``scaled_dot_product_attention`` beside cuDNN's, flash and memory-efficient attention; with ``--inductor`` also ``flex_attention``,
+whose mask compares keys with a place that a tensor tells, beside Inductor's.  Results are compared with float64 first, for the first and the last batch.  Times are of CUDA graphs of some
 calls each, sides in turn, each a burst after a pause; the median of the rounds counts.  GB/s are of keys and values alone.
 Caches of up to some 50 MB are in the GPU's own, for all sides.  ``--ways``: times for each number of ranges of keys, in place
 of the table.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.gpu_attention import OPTIONS, qkv
 from benchmarks.gpu_matmul import DTYPES, RESULTS, Graph, arguments, error, in_turn, replayed
@@ -49,8 +49,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor) -> Any:
-    return flex_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
+def flex(size: Size) -> Callable[..., Any]:
+    """Queries are the last of the places that a cache has."""
+    _, heads, shared, queries, keys, _ = size
+    place = torch.tensor([keys - 1], device="cuda")
+    seen = create_block_mask(lambda b, h, i, j: j <= place[0], None, None, queries, keys)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return flex_attention(q, k, v, block_mask=seen, enable_gqa=heads != shared)
+
+    return function
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -63,7 +71,7 @@ def own(q: Tensor, k: Tensor, v: Tensor) -> Graph:
     return replayed(lambda: compiled(q, k, v), CALLS)
 
 
-def measure(size: Size, dtype: torch.dtype, rounds: int) -> dict[str, float]:
+def measure(size: Size, dtype: torch.dtype, rounds: int, inductor: bool) -> dict[str, float]:
     """Milliseconds by side; those that have no kernel for it are left out."""
     batch, heads, shared, queries, keys, deep = size
     q, k, v = qkv(batch, heads, queries, deep, dtype, keys=keys, shared=shared)
@@ -72,9 +80,10 @@ def measure(size: Size, dtype: torch.dtype, rounds: int) -> dict[str, float]:
     sides: dict[str, tuple[Any, Callable[..., Any]]] = {
         "own": (nullcontext(), torch.compile(attend, backend="lowc", options=OPTIONS, dynamic=False)),
         **{name: (sdpa_kernel(backend), attend) for name, backend in LIBRARIES.items()},
-        "own flex": (nullcontext(), torch.compile(flex, backend="lowc", options=OPTIONS, dynamic=False)),
-        "Inductor flex": (nullcontext(), torch.compile(flex, dynamic=False)),
     }
+    if inductor:
+        sides["own flex"] = nullcontext(), torch.compile(flex(size), backend="lowc", options=OPTIONS, dynamic=False)
+        sides["Inductor flex"] = nullcontext(), torch.compile(flex(size), dynamic=False)
     graphs: dict[str, Graph] = {}
     for name, (context, side) in sides.items():
         try:
@@ -120,7 +129,7 @@ def main() -> None:
             if given.ways:
                 print(f"{name}: {ways(size, dtype, given.rounds)}", flush=True)
                 continue
-            found = measure(size, dtype, given.rounds)
+            found = measure(size, dtype, given.rounds, given.inductor)
             batch, _, shared, _, keys, deep = size
             rate = 2 * batch * shared * keys * deep * dtype.itemsize / found["own"] / 1e6
             best = min(ms for side, ms in found.items() if side in LIBRARIES)

@@ -24,7 +24,7 @@ PLAIN = as_written
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of few keys are worth it."""
-    for name in ("COMBINED", "BLOCK"):
+    for name in ("COMBINED", "RANGE"):
         monkeypatch.setattr(few_queries, name, 0.0)
 
 
