@@ -309,6 +309,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--name", default="")
     parser.add_argument("--gradients", action="store_true", help="of attention")
+    parser.add_argument("--inductor", action="store_true", help="flex_attention as well, beside Inductor's")
     torch.manual_seed(0)
     return parser.parse_args()
 

@@ -37,6 +37,7 @@ from lowc.ir.walk import statements
 
 COPY, TMA, ASYNC = "copy", "tma", "async"
 WGMMA, MMA, APART = "wgmma", "mma", "wgmma_apart"
+ABILITY = "wgmma"  # of a target
 EIGHTHS = (f8e4m3, f8e5m2)
 FILLS = (COPY, TMA, ASYNC)
 KEYS = {f32: (TMA, ASYNC), i8: (ASYNC,), f8e4m3: (TMA,), f8e5m2: (TMA,)}

@@ -41,7 +41,8 @@ from lowc.ir.graph import TensorMeta
 from lowc.ir.index import ONE, Index, floordiv, ix
 from lowc.ir.nodes import Const, Expr
 from lowc.ir.types import accumulate_dtype, f64
-from lowc.lowering.attention import Attention, Outputs, check, lines_of, scale_of, score_of, sharing
+from lowc.lowering.attention import Outputs, check, lines_of
+from lowc.lowering.attention_nest import Attention, scale_of, score_of, sharing
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import cast, op, select
 from lowc.lowering.values import Coords, Value

@@ -92,6 +92,7 @@ class Builder:
     ``tf32``: products of f32 are of their factors as ``ir.tiles.tf32`` rounds them.
     ``convolution``: likewise of (the input, weights, what is made, steps, groups, what is wanted).
     ``node``: the name of the node at hand.
+    ``processors``: how many share the tiles of a kernel that multiplies tiles of 16-bit floats; 0 where none does.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Builder:
         convolution: Convolves | None = None,
         tf32: bool = False,
         default: DType = f32,
+        processors: int = 0,
     ) -> None:
         """``taken``: names that no temp may have."""
         self.choose_parts = choose_parts
@@ -119,6 +121,7 @@ class Builder:
         self.engine = engine
         self.tf32 = tf32
         self.default = default
+        self.processors = processors
         self.followed = False
         self.temps: list[Buffer] = []
         self.steps: list[Step] = []

@@ -20,9 +20,10 @@ from lowc.ir.graph import TensorMeta
 from lowc.ir.index import Index
 from lowc.ir.nodes import Const, Expr, Op
 from lowc.ir.types import bool_
-from lowc.lowering import flex_tiles
-from lowc.lowering.attention import Attention, OfRow, Outputs, Results, check, kernel
+from lowc.lowering import few_queries, flex_tiles
+from lowc.lowering.attention import Outputs, Results, check
 from lowc.lowering.attention_backward import LN2, Backward, by_function
+from lowc.lowering.attention_nest import Attention, OfRow
 from lowc.lowering.builder import Builder
 from lowc.lowering.element_function import evaluate
 from lowc.lowering.scalars import cast, const, op, select, truth
@@ -51,7 +52,7 @@ def lowering(table: Table) -> Callable[..., Results]:
         formulas = (_logarithm, _greatest)
         rows = [b.result(m, f"{b.stem}_{n}") if b.needs(n) else None for n, m in enumerate(metas[1:], 1)]
         of_rows: list[OfRow] = [(row, formula) for row, formula in zip(rows, formulas, strict=True) if row is not None]
-        kernel(b, asked, result, of_rows)
+        few_queries.attention(b, asked, result, of_rows)
         return (result, *rows)
 
     return lower

@@ -9,7 +9,7 @@ from inspect import signature
 from typing import Any, ParamSpec
 
 from lowc.errors import LowcError, NotLowered, Unsupported
-from lowc.ir import arithmetic, collective
+from lowc.ir import arithmetic, collective, tiles
 from lowc.ir.graph import Graph, GraphArg, Meta, Node, Ref, TensorMeta, device_of, devices_of, refs, refs_of
 from lowc.ir.index import Index, Symbol, atoms, constant, sole_atom
 from lowc.ir.nodes import Arg, Buffer, Extern, Module
@@ -105,6 +105,7 @@ def lower(
     builder = Builder(
         taken, gpu, graph.deterministic, atomic=gpu, library=unless_left(whose), alone=alone, engine=engine,
         attention=unless_left(attends), convolution=unless_left(convolves), tf32=engine and graph.tf32, default=graph.default,
+        processors=target.cores if engine and target is not None and tiles.ABILITY in target.ops else 0,
     )  # fmt: skip
     builder.used = {(r.name, r.number) for n in graph.nodes for r in refs_of(n)}
     builder.used |= {(r.name, r.number) for r in refs(graph.outputs)}

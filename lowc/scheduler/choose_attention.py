@@ -29,6 +29,7 @@ from lowc.target import Target
 Whose = Callable[[DType, Sequence[Index], Sequence[Index], Sequence[Index], bool, bool, bool, str, str], str]
 LONG = 8192  # keys from which blocks of one head are at work at a time, so that its keys and values stay in the L2 cache
 WAYS = ((3, 128, 3), (2, 128, 2), (2, 64, 2), (1, 64, 2))  # groups, keys at a time, stages
+FEW = ((1, 128, 3), (1, 128, 2))  # of one tile of rows
 THIN = 64  # columns up to which three groups have registers enough
 APART = (3, 8)  # burdens from which on scores are made turn by turn: groups of pieces, and pieces
 APART_BOTH = {64: (12, 16), 128: (5, 12)}  # the same of gradients, by width of a head: of pieces, and of neighbours
@@ -77,6 +78,7 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     blocks = target.cores if limit is None and begin is None else 0
     read = any(isinstance(p, Load) and found.keys in free_atoms(p) for p in parts(score))  # what is loaded takes registers
     read = read or bool(found.lets)
+    few = found.rows is None or (constant(found.rows.axis.extent) or ROWS + 1) <= ROWS
     told = [of_tiles(score, rows, n * ROWS, found.keys, KEYS)[0] is not None for n in (2, 3)]  # tiles to be left out
     made = [of_tiles(score, rows, 2 * ROWS, found.keys, KEYS)[1]]
     placed = 0 if max(deep, wide) <= THIN else APART[0]
@@ -86,7 +88,7 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     fitting = [
         Relayed(axis, groups, keys, stages, late_first, strips, blocks, apart)
         for least in (1, 0)
-        for groups, keys, stages in WAYS
+        for groups, keys, stages in (*(FEW if few else ()), *WAYS)
         if groups < 3 or (max(deep, wide) <= THIN and not read and told[0] == told[1])
         for strips in ((2, 1) if least else (0,))
         if shared(deep, wide, groups, keys, stages, strips) <= SHARED
@@ -184,7 +186,7 @@ def library(target: Target, options: Options) -> Whose:
             return f"heads of {q[-1]} and {v[-1]}; lowc's own has multiples of {PIECE} up to {WIDEST}"
         if not in_lines:
             return "rows of a factor begin at no multiple of 16 bytes"
-        fewest = 1 if other == "flex" and wanted == "result" else 2
+        fewest = 1 if wanted in ("result", "sums") else 2
         if constant(k[-2]) in (0, 1) or constant(q[-2]) in range(fewest):
             return "one query, or one key"
         if wanted == "gradients" and other == "flex":

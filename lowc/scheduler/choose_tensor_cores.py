@@ -24,7 +24,7 @@ from lowc.scheduler.tensor_cores import TensorCores, narrow
 from lowc.scheduler.tile_epilogue import STRIP
 from lowc.target import Target
 
-ABILITY = "wgmma"
+ABILITY = tiles.ABILITY
 SHARED = 226 << 10  # bytes for the ring of tiles and the strips, of the 227 KB that a block may have
 LONG = 2048  # bytes of the depth from which tiles of few columns, whose sums threads store, are for products of few rows
 LEAST_STAGES = 3

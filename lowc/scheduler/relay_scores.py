@@ -38,6 +38,7 @@ from lowc.scheduler.rename import coordinate, fresh, let
 from lowc.scheduler.tile_epilogue import less
 
 EXACT = 1 << 24  # integers up to which floats are exact
+ROOM = 1 << 31  # of 32 bits
 SMALL = 32  # what coordinates, which are below 2**25, may be multiplied with for 32 bits to have room for the sum
 
 
@@ -147,7 +148,10 @@ class Scores:
         step, rest = split(inner.index, self.place.keys)
         low, high = interval(inner.index)
         by = constant(step)
-        if by is None or depends_on(rest, self.place.keys) or max([abs(c) for m, c in inner.index.terms if m]) > SMALL:
+        if by is None or depends_on(rest, self.place.keys):
+            return None
+        near = low is not None and high is not None and max(-low, high) + abs(by) * 1024 < ROOM
+        if not near and max([abs(c) for m, c in inner.index.terms if m]) > SMALL:
             return None
         there = Substitution({**self.place.at, self.place.rows: self.place.row})
         first: Expr = FromIndex(there.index(rest) + self.place.first * by, i32)

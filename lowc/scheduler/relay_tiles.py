@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lowc.errors import ScheduleError
 from lowc.ir import outlets, tiles
+from lowc.ir.boxes import dimensions
 from lowc.ir.index import (
     ONE,
     Atom,
@@ -21,6 +22,7 @@ from lowc.ir.index import (
     ix,
     minimum,
     mod,
+    split,
 )
 from lowc.ir.nodes import Alloc, Buffer, Expr, For, Kind, Load, Op, Stmt, Store, Var
 from lowc.ir.types import DType, f32
@@ -131,7 +133,9 @@ class RelayTiles:
         shape = tuple([a.extent for a in axes])
         tile = Buffer(fresh(name, self.taken), value.dtype, shape, contiguous_strides(shape), "shared")
         inside: Expr | None = None
-        for axis in (along, across, *self.batch):
+        told = dimensions(value.mask) if isinstance(value, Load) else []  # a range of keys ends where all of them do
+        whole = any(split(coordinate, across)[0] == ONE for coordinate, _ in told)
+        for axis in (along, *(() if whole else (across,)), *self.batch):
             if axis in at:
                 inside = both(inside, less(at[axis], axis.extent))
         for atom, there in self.at.items():
