@@ -3,6 +3,7 @@
     Pairs, Quads  the factors 32 bits at a time, the depth a multiple of 16 of these: what is missing is 0 in both factors
     Ahead         the factor of the columns in panels of a product's width: rows of a panel are rows of tiles; that of the rows
                   only if it does not lie along the depth, or fills no tiles
+    Pack          instead, where few rows meet it: each block packs its panels into memory of its own, which stays in its caches
     Grid          blocks of rows x columns over the cores, such that a block's rows stay in the L2 cache while panels pass by
     Outward       the sums of a product in an array, which is stored to and used at once; or those of a block
     Matrices      products of tiles
@@ -41,6 +42,7 @@ from lowc.scheduler.grid import Grid
 from lowc.scheduler.matrices import Matrices
 from lowc.scheduler.nest import estimate, iterations
 from lowc.scheduler.outward import Outward
+from lowc.scheduler.pack import Pack
 from lowc.scheduler.pairs import Pairs
 from lowc.scheduler.quads import Quads
 from lowc.scheduler.tiles import STACK, flight, lengths
@@ -52,20 +54,21 @@ DEPTH = 1024  # 32-bit elements of a slice: 2048 of bf16
 PRODUCT, LOAD = 18.0, 12.0  # cycles for a product of tiles, and for the load of one from the L2 cache
 START = 80.0  # and for the first and last steps of a product: sums are stored and read
 STORED, TURNED = 0.15, 0.4  # and for a sum's epilogue, along its row or across rows
+PACK, PACK_TURNED = 0.7, 0.9  # for an element of 32 bits that a block packs, as it lies or transposed
 READ = 0.15  # and for each element of the rows that a block reads, from memory
 LEAST = 1 << 16  # multiply-adds below which nothing is gained
-FEW = 8  # rows, or columns, up to which it is not: weights are read once in any case
+FEW = 3  # rows, or columns, up to which it is not
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a product of tiles and of a block: (rows, columns).  ``deep``: a slice of the depth.  ``settled``: sums of one product
-    at a time."""
+    """Of a product of tiles and of a block: (rows, columns).  ``deep``: a slice of the depth.  ``form``: "settled",
+    sums of one product at a time; "block", sums of a block; "packed", the same, and panels of the columns are the block's own."""
 
     tile: tuple[int, int]
     block: tuple[int, int]
     deep: int
-    settled: bool
+    form: str
 
 
 def choices(
@@ -92,14 +95,15 @@ def _choices(found: Contraction, target: Target, threads: bool) -> list[tuple[fl
 
 
 def _sizes(form: Form, target: Target, cores: int) -> list[tuple[float, Sizes]]:
-    """The best product and block with sums of one product at a time, and of a block."""
+    """The best product and block of each form, and its cost."""
     found = form.found
     rows, columns, depth = (estimate(f.axis.extent) for f in (form.rows, found.columns, found.depth))
     count = iterations(form.batch)
     deep = _slice(depth)
     room = target.l2 * 7 // 10 // 4
     known = None not in (constant(form.rows.axis.extent), constant(found.columns.axis.extent))
-    best: dict[bool, tuple[float, Sizes]] = {}
+    right_across = lies_across(found.right, found.columns.axis, found.depth.axis)
+    best: dict[str, tuple[float, Sizes]] = {}
     for tall, wide in PRODUCTS:
         across = lies_across(found.left, form.rows.axis, found.depth.axis)
         copied = across or how_copied(form, tall) != ""
@@ -109,6 +113,7 @@ def _sizes(form: Form, target: Target, cores: int) -> list[tuple[float, Sizes]]:
         copying = copying_of(form, found.right, found.columns) * right
         copying += copying_of(form, found.left, form.rows) * left * copied
         fixed = copying / cores + (FORK if cores > 1 else 0)
+        own = copying_of(form, found.left, form.rows) * left * copied / cores
         tiles = (tall // SIDE) * (wide // SIDE)
         step = max(PRODUCT * tiles, LOAD * (tall + wide) / SIDE)  # 16 elements deep
         for high in lengths(rows, tall):
@@ -116,12 +121,21 @@ def _sizes(form: Form, target: Target, cores: int) -> list[tuple[float, Sizes]]:
                 blocks = count * -(-rows // high) * -(-columns // broad)
                 number = -(-high // tall) * -(-broad // wide)
                 base = number * (depth / SIDE * step + START * tiles / 4 * -(-depth // deep)) + READ * high * depth
-                for settled in (True, False):
-                    fits = (high + wide) * depth <= room if settled else high * broad * 4 <= STACK
-                    stored = TURNED if form.turned else STORED
-                    total = fixed + -(-blocks // cores) * (base + high * broad * stored * (1 if settled else 2))
-                    if fits and (known or not settled) and (settled not in best or total < best[settled][0]):
-                        best[settled] = total, Sizes((tall, wide), (high, broad), deep, settled)
+                stored = high * broad * (TURNED if form.turned else STORED)
+                packing = broad * depth * (PACK if right_across else PACK_TURNED)
+                fits = {
+                    "settled": known and (high + wide) * depth <= room,
+                    "block": high * broad * 4 <= STACK,
+                    "packed": (high * broad + broad * deep) * 4 <= STACK // 2 and not is_fixed(found, found.right),
+                }
+                costs = {
+                    "settled": fixed + -(-blocks // cores) * (base + stored),
+                    "block": fixed + -(-blocks // cores) * (base + 2 * stored),
+                    "packed": own + -(-blocks // cores) * (base + packing + 2 * stored),
+                }
+                for name, cost in costs.items():
+                    if fits[name] and (name not in best or cost < best[name][0]):
+                        best[name] = cost, Sizes((tall, wide), (high, broad), deep, name)
     return list(best.values())
 
 
@@ -136,7 +150,7 @@ def _plan(form: Form, sizes: Sizes, kind: Kind) -> tuple[Step, ...]:
     found = form.found
     rows, columns, depth = form.rows.axis.name, found.columns.axis.name, found.depth.axis.name
     (tall, across), (high, wide) = sizes.tile, sizes.block
-    plan = copy_of(form, found.right, "b", across, LANES, kind)
+    plan = [] if sizes.form == "packed" else copy_of(form, found.right, "b", across, LANES, kind)
     if how_copied(form, tall) or lies_across(found.left, form.rows.axis, found.depth.axis):
         plan += copy_of(form, found.left, "a", tall, LANES, kind, True)
     order = (*(f.axis.name for f in form.batch), rows, columns)
@@ -144,7 +158,7 @@ def _plan(form: Form, sizes: Sizes, kind: Kind) -> tuple[Step, ...]:
         plan.append(Reorder(order))
     plan.append(Grid(order, (*([1] * len(form.batch)), high, wide), kind))
     i, j = f"{rows}_i", f"{columns}_i"
-    if sizes.settled:
+    if sizes.form == "settled":
         plan += [Reorder((j, i)), Grid((j, i), (across, tall), Kind())]
         i, j, high, wide = f"{i}_i", f"{j}_i", tall, across
         plan.append(Reorder((i, j)))
@@ -153,10 +167,22 @@ def _plan(form: Form, sizes: Sizes, kind: Kind) -> tuple[Step, ...]:
         side = next(n for n in (LANES, 8, 4) if n <= min(wide, estimate(found.columns.axis.extent)))
         plan += [Reorder((j, i)), Tile(j, i, side, side, 1, True)]
     else:
-        plan.append(Bind(j, Kind("vector", LANES, "", across // LANES if sizes.settled else flight(found))))
+        plan.append(Bind(j, Kind("vector", LANES, "", across // LANES if sizes.form == "settled" else flight(found))))
     if (constant(found.depth.axis.extent) or 0) > sizes.deep:
         plan.append(Split(depth, sizes.deep))
         depth = f"{depth}_i"
+    if sizes.form == "packed":
+        plan += _pack(form, depth, across, (wide, sizes.deep))
     plan.append(Matrices(depth, tall, across, (memory("a"), memory("b"))))
     return tuple(plan)
 
+
+def _pack(form: Form, depth: str, across: int, room: tuple[int, int]) -> list[Step]:
+    """The steps by which a block packs its columns."""
+    found = form.found
+    steps: list[Step] = [Pack(depth, 1 - found.swapped, "b", across, across, room)]
+    if lies_across(found.right, found.columns.axis, found.depth.axis):
+        steps += [Reorder(("b_depth", "b_panel", "b_lane")), Bind("b_lane", Kind("vector", LANES, "", across // LANES))]
+    elif min(room[1], estimate(found.columns.axis.extent)) >= LANES:
+        steps.append(Tile("b_depth", "b_lane", LANES, LANES, 1, True))
+    return steps

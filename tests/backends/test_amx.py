@@ -113,7 +113,7 @@ def test_the_code_configures_and_releases_tiles_where_they_are_used() -> None:
     text, _ = emit_module(module_of(parse_kernel(LOCAL % "")), WITH, False)
     function = next(f for f in text.split("define ") if '"k.k"' in f.splitlines()[0])
     assert function.count("@llvm.x86.ldtilecfg") == function.count("@llvm.x86.tilerelease") == 1
-    assert function.count("@llvm.x86.tdpbf16ps") == 4 and function.count("@llvm.x86.tileloadd64") == 4
+    assert function.count("@llvm.x86.tdpbf16ps") == 4 and function.count("@llvm.x86.tileload") == 4
     assert function.count("@llvm.x86.tilezero") == function.count("@llvm.x86.tilestored64") == 4
     assert "llvm.x86" not in emit_module(module_of(parse_kernel(LOCAL % "")), replace(WITH, ops=frozenset({"fma"})), False)[0]
 

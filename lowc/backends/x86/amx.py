@@ -2,7 +2,8 @@
 
 Of the eight tiles of 16 rows of 64 bytes 0 to 3 are sums, 4 and 5 are of the left factor, 6 and 7 of the right one.  Sums stay in
 their tiles for all of the depth.  Each step of it loads four tiles for four products, which take 16 cycles each: as many as the
-loads of two tiles, if these are near.
+loads of two tiles, if these are near.  Loops go on to other rows before other columns, so tiles of the left factor are loaded
+with the hint that they are not needed again soon: the others stay in the L1 cache then (1.1 times as fast, or the same).
 
 A function that multiplies so configures the tiles as it begins, and releases them as it ends: a thread that left them configured
 would have more to save whenever it is interrupted.  Threads of a parallel loop each have their own.
@@ -100,7 +101,7 @@ def emit(e: "Emitter", stmt: Stmt) -> bool:
 
     def load(tile: int, base: str, offset: str, step: str) -> None:
         place = b.op(f"getelementptr i8, ptr {base}, i64 {offset}", "g")
-        _call(e, "tileloadd64", [("i8", str(tile)), ("ptr", place), ("i64", step)])
+        _call(e, "tileloadd64" if tile >= RIGHT else "tileloaddt164", [("i8", str(tile)), ("ptr", place), ("i64", step)])
 
     def each(index: str, _: list[str]) -> Sequence[str]:
         down = b.op(f"shl i64 {index}, 2")
