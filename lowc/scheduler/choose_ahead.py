@@ -214,9 +214,10 @@ def _plan(form: Form, sizes: Sizes, lanes: int, kind: Kind) -> tuple[Step, ...]:
 
 
 def copy_of(
-    form: Form, factor: Expr, name: str, side: int, lanes: int, kind: Kind, row_by_row: bool = False
+    form: Form, factor: Expr, name: str, side: int, lanes: int, kind: Kind, row_by_row: bool = False, whole: int = 0
 ) -> list[Step]:
-    """The steps that make a copy for tiles of a side, and share it among the cores.  ``row_by_row``: however it lies."""
+    """The steps that make a copy for tiles of a side, and share it among the cores.  ``row_by_row``: however it lies.  ``whole``:
+    as in ``Ahead``."""
     found = form.found
     along, number = (found.columns, 1 - found.swapped) if factor is found.right else (form.rows, int(found.swapped))
     depth = found.depth.axis
@@ -225,12 +226,14 @@ def copy_of(
     known = constant(along.axis.extent)
     # of sizes that are not known, it must be proven that no two blocks meet
     group = 1 if known is None or panel and not across else ACROSS // panel + 1 if panel else 16
-    chunk = _share(constant(depth.extent) or 0, CHUNK if panel else DEPTH)
+    chunk = 0 if whole else _share(constant(depth.extent) or 0, CHUNK if panel else DEPTH)
     outer = (*(f"{name}_{f.axis.name}" for f in _own(form, factor)), f"{name}_group", f"{name}_chunk")
     steps: list[Step] = [
-        Ahead(depth.name, number, name, along.axis.name, panel, group, chunk, unit),
+        Ahead(depth.name, number, name, along.axis.name, panel, group, chunk, unit, whole),
         Grid(outer, (1,) * len(outer), kind),
     ]
+    if whole:
+        steps += _rest(form, factor, name, bool(panel), across, lanes, kind)
     if known is None or known % (panel or unit):
         steps.append(Bind(f"{name}_edge" if panel else f"{name}_edge_depth", Kind("vector", lanes)))
     if not panel and across:
@@ -246,6 +249,17 @@ def copy_of(
         steps.append(Reorder((f"{name}_panel", f"{name}_depth", f"{name}_lane")))
         if contiguous(factor, depth) and min(panel, estimate(depth.extent)) >= lanes:
             steps.append(Tile(f"{name}_depth", f"{name}_lane", lanes, lanes, 1, True))
+    return steps
+
+
+def _rest(form: Form, factor: Expr, name: str, panels: bool, across: bool, lanes: int, kind: Kind) -> list[Step]:
+    """Cores and lanes for what is not deep and copied under masks."""
+    rest = f"{name}_rest"
+    outer = (*(f"{rest}_{f.axis.name}" for f in _own(form, factor)), f"{rest}_group", f"{rest}_chunk")
+    steps: list[Step] = [Grid(outer, (1,) * len(outer), kind)]
+    if panels and not across:
+        steps.append(Reorder((f"{rest}_panel", f"{rest}_lane", f"{rest}_depth")))
+    steps.append(Bind(f"{rest}_lane" if panels and across else f"{rest}_depth", Kind("vector", lanes)))
     return steps
 
 

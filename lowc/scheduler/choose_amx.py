@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from lowc.ir.index import constant
 from lowc.ir.matrices import SIDE
-from lowc.ir.nodes import For, Kernel, Kind
+from lowc.ir.nodes import Expr, For, Kernel, Kind
 from lowc.scheduler import contract
 from lowc.scheduler.ahead import memory
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
@@ -37,7 +37,7 @@ from lowc.scheduler.choose_ahead import (
     lies_across,
 )
 from lowc.scheduler.contract import Step
-from lowc.scheduler.contraction import Contraction, find, is_fixed
+from lowc.scheduler.contraction import Contraction, find, is_fixed, is_masked_along
 from lowc.scheduler.grid import Grid
 from lowc.scheduler.matrices import Matrices
 from lowc.scheduler.nest import estimate, iterations
@@ -150,9 +150,9 @@ def _plan(form: Form, sizes: Sizes, kind: Kind) -> tuple[Step, ...]:
     found = form.found
     rows, columns, depth = form.rows.axis.name, found.columns.axis.name, found.depth.axis.name
     (tall, across), (high, wide) = sizes.tile, sizes.block
-    plan = [] if sizes.form == "packed" else copy_of(form, found.right, "b", across, LANES, kind)
+    plan = [] if sizes.form == "packed" else _copy(form, found.right, "b", across, kind)
     if how_copied(form, tall) or lies_across(found.left, form.rows.axis, found.depth.axis):
-        plan += copy_of(form, found.left, "a", tall, LANES, kind, True)
+        plan += _copy(form, found.left, "a", tall, kind)
     order = (*(f.axis.name for f in form.batch), rows, columns)
     if order != tuple(f.axis.name for f in found.outer):
         plan.append(Reorder(order))
@@ -175,6 +175,13 @@ def _plan(form: Form, sizes: Sizes, kind: Kind) -> tuple[Step, ...]:
         plan += _pack(form, depth, across, (wide, sizes.deep))
     plan.append(Matrices(depth, tall, across, (memory("a"), memory("b"))))
     return tuple(plan)
+
+
+def _copy(form: Form, factor: Expr, name: str, side: int, kind: Kind) -> list[Step]:
+    """The steps that copy a factor ahead; where the depth is padded, all but the last of it apart, without masks."""
+    deep = constant(form.found.depth.axis.extent) or 0
+    whole = max(0, deep - SIDE) if is_masked_along(factor, form.found.depth.axis) else 0
+    return copy_of(form, factor, name, side, LANES, kind, name == "a", whole)
 
 
 def _pack(form: Form, depth: str, across: int, room: tuple[int, int]) -> list[Step]:

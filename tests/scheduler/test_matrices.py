@@ -15,7 +15,9 @@ from lowc.ir.printer import print_kernel
 from lowc.ir.verify import verify_kernel
 from lowc.ir.walk import statements
 from lowc.scheduler import choose_contraction, contract, linearise
+from lowc.scheduler.ahead import Ahead
 from lowc.scheduler.matrices import Matrices
+from lowc.scheduler.pack import Pack
 from lowc.scheduler.pairs import Pairs
 from tests.scheduler.contractions import BF16, LEFT, RIGHT, check, product
 
@@ -105,16 +107,35 @@ def check_integers(kernel: Kernel, plan: tuple[contract.Step, ...]) -> Kernel:
 
 def test_sums_of_one_product_begin_with_it() -> None:
     """Then they are set by it, not set to 0 before."""
-    kernel = product(64, 64, 64, dtype="bf16")
-    done = kernel
-    for step in by_tiles(kernel)[0]:
-        done = contract.apply(done, step)
-    blocks = [s.body for s in statements(done.body) if isinstance(s, For) and any(isinstance(b, Alloc) for b in s.body)]
-    assert any(begins(body[n : n + 2]) for body in blocks for n in range(len(body)))
+    kernel, found = product(96, 96, 64, dtype="bf16"), False
+    for plan in by_tiles(kernel):
+        done = kernel
+        for step in plan:
+            done = contract.apply(done, step)
+        blocks = [s.body for s in statements(done.body) if isinstance(s, For) and any(isinstance(b, Alloc) for b in s.body)]
+        found = found or any(begins(body[n : n + 2]) for body in blocks for n in range(len(body)))
+    assert found
+
+
+def test_a_few_rows_meet_panels_that_blocks_pack() -> None:
+    plan, *_ = by_tiles(product(16, 2048, 2048, dtype="bf16"))
+    assert any(isinstance(s, Pack) for s in plan)
+    plan, *_ = by_tiles(product(1024, 1024, 1024, dtype="bf16"))
+    assert any(isinstance(s, Ahead) for s in plan) and not any(isinstance(s, Pack) for s in plan)
+
+
+@pytest.mark.parametrize("right", RIGHT)
+def test_only_the_end_of_a_padded_depth_is_copied_under_masks(right: str) -> None:
+    kernel = product(33, 48, 133, right=right, dtype="bf16")
+    plan = next(p for p in by_tiles(kernel) if not any(isinstance(s, Pack) for s in p))
+    text = print_kernel(check(kernel, plan))
+    assert "a_rest_depth" in text and "b_rest_depth" in text
+    main = [line for line in text.splitlines() if "_ahead[" in line and "a_depth" in line and "rest" not in line]
+    assert main and not any(" if " in line for line in main)
 
 
 def test_few_rows_are_dots() -> None:
-    plan, *_ = choose_contraction.choices(product(4, 512, 256, right="y[j, k]", dtype="bf16"), AMX, True)
+    plan, *_ = choose_contraction.choices(product(3, 512, 256, right="y[j, k]", dtype="bf16"), AMX, True)
     assert not any(isinstance(s, Matrices) for s in plan)
 
 
