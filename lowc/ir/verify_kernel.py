@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lowc.errors import VerifyError
 from lowc.ir.index import constant, lower_bound
+from lowc.ir.matrices import is_amx, matrix_product
 from lowc.ir.nodes import LEVELS, Acc, Alloc, Buffer, For, If, Kernel, Let, Stmt, Store, Update
 from lowc.ir.ops import REDUCERS
 from lowc.ir.types import DType, i64
@@ -130,6 +131,8 @@ def _for(s: State, stmt: For) -> None:
             s.fail(f"turns of an unrolled loop are mixed (unnamed) or apart, not {kind.key}")
     elif bool(kind.key) != (kind.name == "instr"):
         s.fail("instr loops, and only they, name an instruction")
+    elif is_amx(stmt) and matrix_product(stmt) is None:
+        s.fail("the matrix unit has no such product: tiles of 16, factors of 32 bits, along the depth and along the columns")
     check_index(s, axis.extent)
     s.undo.append([])
     declare(s, axis.name, axis)

@@ -7,13 +7,16 @@ measured sizes, on Zen 4 less than MKL's, too.  Those of bf16 are by pairs there
 which they were measured on Zen 5: 1.1 to 2.7 times as fast for up to 64 rows, and as fast or a little faster for more, unless the
 depth is odd or small.  Products of bytes (``scheduler/quads.py``; ``benchmarks/results/quantised.md``) are 1.1 to 10 times as
 fast as oneDNN's for up to 64 rows and as fast for more, where the processor has AVX512_VNNI and quads are whole; those of other
-integers, which ATen does by plain loops, 1.3 to 9 times as fast.  Whatever was not measured stays ATen's.
+integers, which ATen does by plain loops, 1.3 to 9 times as fast.  With AMX (``scheduler/choose_amx.py``; measured on an Emerald
+Rapids) linear layers of 1 to 64 rows of bf16 are 1.1 to 2.4 times as fast as oneDNN's, which uses AMX as well, and products of
+bytes with weights along the depth 1.1 to 2.5 times, deep ones of many rows 0.9; larger products of bf16 are 0.6 to 1.0 times as
+fast.  Whatever was not measured stays ATen's.
 """
 
 from math import prod
 
 from lowc.ir.index import constant
-from lowc.ir.types import bf16, f32
+from lowc.ir.types import bf16, f32, i8
 from lowc.lowering.values import Value
 from lowc.options import Options
 from lowc.target import Target
@@ -24,6 +27,8 @@ NARROW = 256  # columns, and depth, below which no run of weights is long enough
 ZEN = "znver"  # how LLVM's names of AMD's processors begin
 DEEP = 128  # depth of products of pairs: of less, oneDNN was faster, probably by how it rounds sums to bf16
 SIZE = 4  # bytes of a quad
+PAIRS, QUADS = 32, 64  # bf16, and bytes, of a row of a tile of AMX: other depths are padded
+BYTES_ROWS, BYTES_DEEP = 1024, 2048  # rows of bytes, and depth of more than a few, up to which products by AMX were faster
 LEAST_WORK = 1 << 20  # multiply-adds; of smaller products, on Zen, the call is most of the time; an eighth of them saves a pass
 
 
@@ -38,6 +43,11 @@ def own(x: Value, y: Value, options: Options | None, target: Target | None, made
         return False
     if target.kind != "x86" or target.vector_bits < 512:
         return False
+    if x.dtype == bf16 and "amx-bf16" in target.ops:
+        return _layer(x, y, range(1, ROWS.stop)) and (constant(x.shape[-1]) or 1) % PAIRS == 0
+    if x.dtype == i8 and y.dtype == i8 and "amx-int8" in target.ops:
+        depth = constant(x.shape[-1]) or 1
+        return _layer(x, y, range(1, (BYTES_ROWS if depth <= BYTES_DEEP else ROWS[-1]) + 1)) and depth % QUADS == 0
     if x.dtype == bf16:
         depth = constant(x.shape[-1]) or 0
         deep = depth >= DEEP and depth % 2 == 0  # of an odd one, the last pair of each row is masked
@@ -49,6 +59,11 @@ def own(x: Value, y: Value, options: Options | None, target: Target | None, made
         return False
     if target.cpu.startswith(ZEN):
         return _on_zen(x, y, least)
+    return _layer(x, y, range(1, ROWS.stop) if made else ROWS)
+
+
+def _layer(x: Value, y: Value, among: range) -> bool:
+    """Linear layers of so many rows, their weights along the depth and large."""
     if len(x.shape) != 2 or len(y.shape) != 2:
         return False
     rows, depth, columns = constant(x.shape[0]), constant(x.shape[1]), constant(y.shape[1])
@@ -56,8 +71,7 @@ def own(x: Value, y: Value, options: Options | None, target: Target | None, made
         return False
     if x.strides is None or any(constant(s) == 0 for s in x.strides):
         return False
-    few = rows in ROWS or made and rows == 1
-    return few and min(depth, columns) >= NARROW and depth * columns >= WEIGHTS
+    return rows in among and min(depth, columns) >= NARROW and depth * columns >= WEIGHTS
 
 
 def _on_zen(x: Value, y: Value, least: int) -> bool:

@@ -15,10 +15,10 @@ however many blocks use it.  The memory is a new param of the kernel.  Where the
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import Atom, Axis, Index, ix, minimum, mod
-from lowc.ir.nodes import Buffer, Const, Expr, For, Kernel, Load, Op, Stmt, Store, Update
+from lowc.ir.index import Atom, Axis, Index, ix, lower_bound, minimum, mod
+from lowc.ir.nodes import Buffer, Const, Expr, For, FromIndex, Kernel, Load, Op, Stmt, Store, Update
 from lowc.ir.ops import identity
-from lowc.ir.walk import Substitution, free_atoms, has_check, make_kernel, names, parts, stores
+from lowc.ir.walk import Substitution, free_atoms, has_check, make_kernel, names, parts, rewrite, stores
 from lowc.scheduler.contraction import product_over
 from lowc.scheduler.nest import nested
 from lowc.scheduler.rename import fresh
@@ -30,7 +30,9 @@ class Ahead:
     names start with ``name``, the memory is ``name_ahead``.
 
     ``panel``: (along // panel, depth, along % panel) is the order; 0: (along, depth), with room for a multiple of ``unit`` rows.
-    A block of the copy has ``group`` panels (or rows), ``chunk`` deep (0: all of the depth).
+    A block of the copy has ``group`` panels (or rows), ``chunk`` deep (0: all of the depth).  ``whole``: so much of the depth is
+    copied apart from the rest (0: all at once), without the masks that hold for all of it; names of the rest start with
+    ``name_rest_``.
     """
 
     axis: str
@@ -41,6 +43,7 @@ class Ahead:
     group: int
     chunk: int
     unit: int = 1
+    whole: int = 0
 
 
 def memory(name: str) -> str:
@@ -106,25 +109,36 @@ class _Copy:
         return Axis(fresh(f"{self.step.name}_{name}", self.taken), extent)
 
     def nest(self) -> tuple[Stmt, ...]:
+        even = not mod(self.along.extent, ix(self.step.panel or self.step.unit)).terms
+        edge = () if even else self.edge()
+        whole = self.step.whole
+        if not whole:
+            return (*self.part(ix(0), self.depth.extent, self.step.chunk, ""), *edge)
+        first = self.part(ix(0), ix(whole), self.step.chunk, "")
+        return (*first, *self.part(ix(whole), self.depth.extent - whole, 0, "rest_"), *edge)
+
+    def part(self, start: Index, extent: Index, chunked: int, prefix: str) -> tuple[Stmt, ...]:
+        """The loops that copy ``extent`` of the depth from ``start`` on."""
         step, width = self.step, self.step.panel or 1
-        batch = {a: self.axis(a.name, a.extent) for a in self.batch}
+        batch = {a: self.axis(f"{prefix}{a.name}", a.extent) for a in self.batch}
         numbers = {a: ix(b) for a, b in batch.items()}
-        group = self.axis("group", (self.panels + (step.group - 1)) // step.group)
-        size = step.chunk or self.depth.extent
-        chunk = self.axis("chunk", (self.depth.extent + (step.chunk - 1)) // step.chunk if step.chunk else ix(1))
+        group = self.axis(f"{prefix}group", (self.panels + (step.group - 1)) // step.group)
+        size = chunked or extent
+        chunk = self.axis(f"{prefix}chunk", (extent + (chunked - 1)) // chunked if chunked else ix(1))
         high = minimum(step.group, self.panels - ix(group) * step.group)
-        deep = minimum(size, self.depth.extent - ix(chunk) * size)
-        down, panel = self.axis("depth", deep), self.axis("panel", high)
-        at_depth, at_panel = ix(chunk) * size + down, ix(group) * step.group + panel
+        deep = minimum(size, extent - ix(chunk) * size)
+        down, panel = self.axis(f"{prefix}depth", deep), self.axis(f"{prefix}panel", high)
+        at_depth, at_panel = start + ix(chunk) * size + down, ix(group) * step.group + panel
         even = not mod(self.along.extent, ix(step.panel or step.unit)).terms
         here = ix(width) if even or not step.panel else minimum(width, self.along.extent - at_panel * width)
-        lane = self.axis("lane", here)
+        lane = self.axis(f"{prefix}lane", here)
         put: dict[Atom, Index] = {**numbers, self.along: at_panel * width + (lane if step.panel else 0), self.depth: at_depth}
         value = Substitution(put).expr(self.factor)
+        if step.whole:
+            value = without_masks(value)
         store = Store(self.memory, (self.address(numbers, at_panel, at_depth, ix(lane) if step.panel else ix(0)),), value)
         body: tuple[Stmt, ...] = nested([down, panel, lane] if step.panel else [panel, down], (store,))
-        copy = nested([*batch.values(), group, chunk], body)
-        return copy if even else (*copy, *self.edge())
+        return nested([*batch.values(), group, chunk], body)
 
     def edge(self) -> tuple[Stmt, ...]:
         """The rest of the last panel, or of the room for rows: set to 0, as what was there could be numbers that are slow to use.
@@ -146,3 +160,15 @@ class _Copy:
             axes = [edge, depth]
         zero = Const(identity("add", self.factor.dtype), self.factor.dtype)
         return nested([*batch.values(), *axes], (Store(self.memory, (place,), zero),))
+
+
+def without_masks(factor: Expr) -> Expr:
+    """``factor`` with the loads whose masks compare coordinates, and surely hold, under none."""
+    known: dict[int, Expr] = {}
+    for part in parts(factor):
+        mask = part.mask if isinstance(part, Load) else None
+        if isinstance(part, Load) and isinstance(mask, Op) and mask.name == "lt":
+            low, high = mask.args
+            if isinstance(low, FromIndex) and isinstance(high, FromIndex) and (lower_bound(high.index - low.index) or 0) >= 1:
+                known[id(part)] = Load(part.buffer, part.index)
+    return rewrite(factor, lambda e: e, known) if known else factor

@@ -77,7 +77,7 @@ def choose(
     if found.rows is None or iterations((*found.outer, found.depth)) < least:
         return []
     possible: list[tuple[float, Form, Sizes]] = []
-    for form in [f for f in _forms(found, batch, lanes) if turned in (None, f.turned)]:
+    for form in [f for f in forms_of(found, batch, lanes) if turned in (None, f.turned)]:
         possible += [(cost, form, sizes) for cost, sizes in _sizes(form, lanes, target, cores)]
     possible.sort(key=lambda p: p[0])
     block = innermost(found.outer[-1].body)
@@ -91,7 +91,7 @@ def choose(
     return plans
 
 
-def _forms(found: Contraction, batch: tuple[For, ...], lanes: int) -> list[Form]:
+def forms_of(found: Contraction, batch: tuple[For, ...], lanes: int) -> list[Form]:
     assert found.rows is not None
     forms = [Form(found, batch, False)]
     if estimate(found.rows.axis.extent) >= 4 and estimate(found.columns.axis.extent) >= lanes:
@@ -100,16 +100,16 @@ def _forms(found: Contraction, batch: tuple[For, ...], lanes: int) -> list[Form]
     return forms
 
 
-def _copied(form: Form, tall: int) -> str:
+def how_copied(form: Form, tall: int) -> str:
     """How the rows are copied: not ("") where they lie along the depth and fill tiles, else as "rows" or in "panels"."""
     factor, rows, depth = form.found.left, form.rows.axis, form.found.depth.axis
-    if _across(factor, rows, depth):
+    if lies_across(factor, rows, depth):
         return "panels"
     known = constant(rows.extent)
     return "" if as_it_lies(factor, depth) and known is not None and known % tall == 0 else "rows"
 
 
-def _across(factor: Expr, along: Axis, depth: Axis) -> bool:
+def lies_across(factor: Expr, along: Axis, depth: Axis) -> bool:
     """Whether ``factor`` lies along the axis that is not the depth."""
     return contiguous(factor, along) and not contiguous(factor, depth)
 
@@ -128,17 +128,17 @@ def _sizes(form: Form, lanes: int, target: Target, cores: int) -> list[tuple[flo
     best: dict[bool, tuple[float, Sizes]] = {}
     for cycles, tile in tiles(rows, columns, found.left.dtype, target):
         tall, across = tile
-        copied = _copied(form, tall)
+        copied = how_copied(form, tall)
         if copied == "panels" and tall & (tall - 1):
             continue  # as many lanes of a row are copied at a time
-        right = _elements(form, found.right, found.columns, across)
-        left = _elements(form, found.left, form.rows, tall) if copied else 0
+        right = elements(form, found.right, found.columns, across)
+        left = elements(form, found.left, form.rows, tall) if copied else 0
         kept = [is_fixed(found, f) for f in (found.left, found.right)]
         if any(n * size > LARGEST and not k for n, k in zip((left, right), kept, strict=True)):
             continue
-        copying = _copying(form, found.right, found.columns) * right + _copying(form, found.left, form.rows) * left
+        copying = copying_of(form, found.right, found.columns) * right + copying_of(form, found.left, form.rows) * left
         if copied == "panels" and tall < lanes:
-            copying += _copying(form, found.left, form.rows) * left * (lanes / tall - 1)  # a panel's row is a part of a vector
+            copying += copying_of(form, found.left, form.rows) * left * (lanes / tall - 1)  # a panel's row is a part of a vector
         fixed = copying / cores + (FORK if cores > 1 and copying else 0)
         fetch = STREAM if right * size <= target.l2 // 2 else FETCH
         for high in lengths(rows, tall):
@@ -160,7 +160,7 @@ def _sizes(form: Form, lanes: int, target: Target, cores: int) -> list[tuple[flo
     return list(best.values())
 
 
-def _elements(form: Form, factor: Expr, along: For, unit: int) -> int:
+def elements(form: Form, factor: Expr, along: For, unit: int) -> int:
     """Elements of a copy of ``factor``."""
     size = -(-estimate(along.axis.extent) // unit) * unit * estimate(form.found.depth.axis.extent)
     return size * iterations(_own(form, factor))
@@ -172,10 +172,10 @@ def _own(form: Form, factor: Expr) -> list[For]:
     return [f for f in form.batch if f.axis in used]
 
 
-def _copying(form: Form, factor: Expr, along: For) -> float:
+def copying_of(form: Form, factor: Expr, along: For) -> float:
     if is_fixed(form.found, factor):
         return 0.0  # made once
-    return COPY if _across(factor, along.axis, form.found.depth.axis) else TURN
+    return COPY if lies_across(factor, along.axis, form.found.depth.axis) else TURN
 
 
 # ---------------------------------------------------------------- the plan
@@ -185,9 +185,9 @@ def _plan(form: Form, sizes: Sizes, lanes: int, kind: Kind) -> tuple[Step, ...]:
     found = form.found
     rows, columns, depth = form.rows.axis.name, found.columns.axis.name, found.depth.axis.name
     (tall, across), (high, wide) = sizes.tile, sizes.block
-    plan = _copy(form, found.right, "b", across, lanes, kind)
-    if _copied(form, tall):
-        plan += _copy(form, found.left, "a", tall, lanes, kind)
+    plan = copy_of(form, found.right, "b", across, lanes, kind)
+    if how_copied(form, tall):
+        plan += copy_of(form, found.left, "a", tall, lanes, kind)
     order = (*(f.axis.name for f in form.batch), rows, columns)
     if order != tuple(f.axis.name for f in found.outer):
         plan.append(Reorder(order))
@@ -213,25 +213,35 @@ def _plan(form: Form, sizes: Sizes, lanes: int, kind: Kind) -> tuple[Step, ...]:
     return tuple(plan)
 
 
-def _copy(form: Form, factor: Expr, name: str, side: int, lanes: int, kind: Kind) -> list[Step]:
-    """The steps that make a copy for tiles of a side, and share it among the cores."""
+def copy_of(
+    form: Form, factor: Expr, name: str, side: int, lanes: int, kind: Kind, row_by_row: bool = False, whole: int = 0
+) -> list[Step]:
+    """The steps that make a copy for tiles of a side, and share it among the cores.  ``row_by_row``: however it lies.  ``whole``:
+    as in ``Ahead``."""
     found = form.found
     along, number = (found.columns, 1 - found.swapped) if factor is found.right else (form.rows, int(found.swapped))
     depth = found.depth.axis
-    across = _across(factor, along.axis, depth)
-    panel, unit = (side, 1) if name == "b" or across else (0, side)
+    across = lies_across(factor, along.axis, depth)
+    panel, unit = (side, 1) if name == "b" or (across and not row_by_row) else (0, side)
     known = constant(along.axis.extent)
     # of sizes that are not known, it must be proven that no two blocks meet
     group = 1 if known is None or panel and not across else ACROSS // panel + 1 if panel else 16
-    chunk = _share(constant(depth.extent) or 0, CHUNK if panel else DEPTH)
+    chunk = 0 if whole else _share(constant(depth.extent) or 0, CHUNK if panel else DEPTH)
     outer = (*(f"{name}_{f.axis.name}" for f in _own(form, factor)), f"{name}_group", f"{name}_chunk")
     steps: list[Step] = [
-        Ahead(depth.name, number, name, along.axis.name, panel, group, chunk, unit),
+        Ahead(depth.name, number, name, along.axis.name, panel, group, chunk, unit, whole),
         Grid(outer, (1,) * len(outer), kind),
     ]
+    if whole:
+        steps += _rest(form, factor, name, bool(panel), across, lanes, kind)
     if known is None or known % (panel or unit):
         steps.append(Bind(f"{name}_edge" if panel else f"{name}_edge_depth", Kind("vector", lanes)))
-    if not panel:
+    if not panel and across:
+        if group < lanes:
+            steps.append(Bind(f"{name}_depth", Kind("vector", lanes)))
+        elif min(estimate(along.axis.extent), estimate(depth.extent)) >= lanes:
+            steps.append(Tile(f"{name}_panel", f"{name}_depth", lanes, lanes, 1, True))
+    elif not panel:
         steps.append(Bind(f"{name}_depth", Kind("vector", lanes, "", 4)))
     elif across:
         steps.append(Bind(f"{name}_lane", Kind("vector", min(lanes, panel), "", max(1, panel // lanes))))
@@ -239,6 +249,17 @@ def _copy(form: Form, factor: Expr, name: str, side: int, lanes: int, kind: Kind
         steps.append(Reorder((f"{name}_panel", f"{name}_depth", f"{name}_lane")))
         if contiguous(factor, depth) and min(panel, estimate(depth.extent)) >= lanes:
             steps.append(Tile(f"{name}_depth", f"{name}_lane", lanes, lanes, 1, True))
+    return steps
+
+
+def _rest(form: Form, factor: Expr, name: str, panels: bool, across: bool, lanes: int, kind: Kind) -> list[Step]:
+    """Cores and lanes for what is not deep and copied under masks."""
+    rest = f"{name}_rest"
+    outer = (*(f"{rest}_{f.axis.name}" for f in _own(form, factor)), f"{rest}_group", f"{rest}_chunk")
+    steps: list[Step] = [Grid(outer, (1,) * len(outer), kind)]
+    if panels and not across:
+        steps.append(Reorder((f"{rest}_panel", f"{rest}_lane", f"{rest}_depth")))
+    steps.append(Bind(f"{rest}_lane" if panels and across else f"{rest}_depth", Kind("vector", lanes)))
     return steps
 
 

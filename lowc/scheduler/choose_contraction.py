@@ -1,6 +1,7 @@
 """Choosing the Schedule of a contraction on a CPU: blocks for the cores, packed factors, tiles of registers.
 
     Pairs       factors of bf16 two at a time, where the processor multiplies them so
+    Matrices    the same by a matrix unit, where there is one and rows are many (``choose_amx``)
     Quads       factors of 8 bits four at a time (``choose_quads``)
     Grid        blocks of rows x columns over the cores; a block's sums, and its packed factors, fit into half of the L2 cache
     Outward     the sums of a block in an array
@@ -14,9 +15,10 @@ What a block costs is estimated in cycles of a core that starts two multiply-add
 from dataclasses import dataclass
 
 from lowc.ir.index import Axis, constant
+from lowc.ir.matrices import SIDE
 from lowc.ir.nodes import PARALLEL, Expr, For, Kernel, Kind, Load
 from lowc.ir.types import u32
-from lowc.scheduler import choose_ahead, choose_quads, choose_thin, contract
+from lowc.scheduler import choose_ahead, choose_amx, choose_quads, choose_thin, contract
 from lowc.scheduler.apply import Bind, Reorder, Split, Tile
 from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.choose_quads import Ranked
@@ -66,12 +68,16 @@ def choices(
         return ()
     if plans := choose_quads.choices(kernel, found, target, threads, _ranked):
         return plans
-    if "avx512bf16" in target.ops and None not in (narrow(found.left), narrow(found.right)) and not _widened(found):
+    of_bf16 = None not in (narrow(found.left), narrow(found.right)) and not _widened(found)
+    by_tiles: tuple[tuple[Step, ...], ...] = ()
+    if of_bf16 and "amx-bf16" in target.ops:
+        by_tiles = choose_amx.choices(kernel, found, Pairs(found.depth.axis.name, SIDE), target, threads)
+    if of_bf16 and "avx512bf16" in target.ops:
         first = Pairs(found.depth.axis.name)
         paired = contract.apply(kernel, first)
         if plans := choices(paired, target, threads, fixed):
-            return tuple([(first, *plan) for plan in plans])
-    return tuple([plan for _, plan in _ranked(found, target, threads, None)])
+            return (*by_tiles, *((first, *plan) for plan in plans))
+    return (*by_tiles, *(plan for _, plan in _ranked(found, target, threads, None)))
 
 
 def _widened(found: Contraction) -> bool:

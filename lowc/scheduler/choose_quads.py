@@ -10,10 +10,11 @@ cheapest, and weights are flipped in registers.
 from collections.abc import Callable
 
 from lowc.ir.index import constant
+from lowc.ir.matrices import SIDE
 from lowc.ir.nodes import PARALLEL, For, Kernel, Kind
 from lowc.ir.types import i8
 from lowc.ir.walk import free_atoms
-from lowc.scheduler import contract
+from lowc.scheduler import choose_amx, contract
 from lowc.scheduler.apply import Bind
 from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.contract import Step
@@ -40,6 +41,9 @@ def choices(kernel: Kernel, found: Contraction, target: Target, threads: bool, r
         return ()  # no result needs a sum, and a factor of no elements, which no longer changes with any axis, has no memory
     if not fits(found.left, found.right, found.depth.axis.extent):
         return ()
+    by_tiles: tuple[tuple[Step, ...], ...] = ()
+    if "amx-int8" in target.ops:  # which takes bytes with or without a sign
+        by_tiles = choose_amx.choices(kernel, found, Quads(found.depth.axis.name, -1, SIDE), target, threads)
     signed = all(e is not None and e.dtype == i8 for e in elements)
     ways: list[tuple[int, bool | None]] = [(-1, None)]
     if signed and not target.ops.isdisjoint(("avx512vnni", "avxvnni")):
@@ -56,7 +60,7 @@ def choices(kernel: Kernel, found: Contraction, target: Target, threads: bool, r
         for (rank, each), plan in ranked(new, target, threads, turned):
             plans.append(((rank, each + cost), (first, *steps, *plan)))
     plans.sort(key=lambda p: p[0])
-    return tuple([plan for _, plan in plans])
+    return (*by_tiles, *(plan for _, plan in plans))
 
 
 def _in_front(

@@ -1,6 +1,7 @@
 """Whether iterations of a loop may run at once: what they update, and where in memory they meet."""
 
 from collections.abc import Sequence
+from math import gcd
 
 from lowc.errors import ScheduleError
 from lowc.ir.index import Atom, Axis, Index, Opaque, constant, ix, mod, prove_nonneg, split, substitute
@@ -71,7 +72,7 @@ def _separate(axis: Axis, inner: set[Atom], group: Sequence[Load | Store], range
     """Whether accesses of different iterations of ``axis`` surely touch different elements.
 
     Each address must be ``c*axis + fixed + below + above`` with one c and one fixed part for all, ``0 <= below < c``, and above a
-    multiple of ``c*extent``, be it fixed or not: then the address tells the iteration.
+    multiple of ``c*extent``, or of a larger number, be it fixed or not: then the address tells the iteration.
     """
     if constant(axis.extent) == 1:
         return True
@@ -79,7 +80,8 @@ def _separate(axis: Axis, inner: set[Atom], group: Sequence[Load | Store], range
     if not stride.terms or not inner.isdisjoint(index_atoms(stride)):
         return False
     base = _part(base, inner, False)
-    reach = stride * axis.extent
+    parts = [(_part(rest, inner, False) - base, _part(rest, inner, True)) for rest in (split(g.index[0], axis)[1] for g in group)]
+    reach = _reach(stride * axis.extent, [c for both in parts for index in both for _, c in index.terms])
     for access in group:
         coefficient, rest = split(access.index[0], axis)
         if coefficient != stride or axis in index_atoms(rest):
@@ -97,6 +99,15 @@ def _separate(axis: Axis, inner: set[Atom], group: Sequence[Load | Store], range
         if below.terms and not _within(below, stride) and not _within(below + _short_of(base, stride), stride):
             return False
     return True
+
+
+def _reach(least: Index, coefficients: Sequence[int]) -> Index:
+    """What all large coefficients are multiples of, if that is a number and no less than ``least``, else ``least``:
+    rows may be further apart than they are long."""
+    number = constant(least)
+    if number is None or number < 1:
+        return least
+    return ix(max(number, gcd(*(c for c in coefficients if abs(c) >= number))))
 
 
 def _within(index: Index, size: Index) -> bool:

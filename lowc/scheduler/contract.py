@@ -11,6 +11,7 @@ from lowc.scheduler.dots import Dots, dots
 from lowc.scheduler.gather import Gather, gather
 from lowc.scheduler.gradient_blocks import GradientBlocks, gradient_blocks
 from lowc.scheduler.grid import Grid, grid
+from lowc.scheduler.matrices import Matrices, matrices
 from lowc.scheduler.online import Online, online
 from lowc.scheduler.online_dots import OnlineDots, online_dots
 from lowc.scheduler.outward import Outward, outward
@@ -24,8 +25,9 @@ from lowc.scheduler.relay_gradient import RelayedGradient, relayed_gradient
 from lowc.scheduler.settle import Settle, settle
 from lowc.scheduler.tensor_cores import TensorCores, tensor_cores
 
+Rows = Registers | Matrices | Dots | Gather
 Blocks = Online | OnlineDots | GradientBlocks | Relayed | RelayedGradient | RelayedAcross | Depthwise | Direct
-Step = Primitive | Pairs | Quads | Ahead | Grid | Outward | Pack | Registers | Dots | Gather | Settle | TensorCores | Blocks
+Step = Primitive | Pairs | Quads | Ahead | Grid | Outward | Pack | Rows | Settle | TensorCores | Blocks
 
 
 def apply(kernel: Kernel, step: Step) -> Kernel:
@@ -48,6 +50,8 @@ def apply(kernel: Kernel, step: Step) -> Kernel:
         body = at_loop(body, step.axis, lambda loop: pack(loop, step, taken))
     elif isinstance(step, Registers):
         body = at_loop(body, step.axis, lambda loop: registers(loop, step, taken))
+    elif isinstance(step, Matrices):
+        body = at_loop(body, step.axis, lambda loop: matrices(loop, step, taken))
     elif isinstance(step, Gather):
         body = at_loop(body, step.axis, lambda loop: gather(loop, step, taken))
     elif isinstance(step, TensorCores):

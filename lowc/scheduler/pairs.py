@@ -5,13 +5,13 @@
 
 (``vdpbf16ps`` of AVX512_BF16: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.)  To all other primitives
 the factors are of 32 bits from then on: they are packed, transposed and held in registers as those of f32 are.  Of an odd depth
-the last pair ends with 0.
+the last pair ends with 0; of a depth that is to be a multiple of ``unit`` pairs all that is missing is 0, in both factors.
 """
 
 from dataclasses import dataclass
 
 from lowc.errors import ScheduleError
-from lowc.ir.index import Axis, ix, mod
+from lowc.ir.index import Axis, Index, ix, mod
 from lowc.ir.nodes import Expr, For, FromIndex, Load, Op, Stmt, Update
 from lowc.ir.types import bf16, bool_, f32, i64, u32
 from lowc.ir.walk import Substitution, has_check, with_mask, zero_outside
@@ -20,9 +20,10 @@ from lowc.scheduler.contraction import folded
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The products in the loop over ``axis``."""
+    """The products in the loop over ``axis``; how many pairs there are then is a multiple of ``unit``."""
 
     axis: str
+    unit: int = 1
 
 
 def narrow(factor: Expr) -> Expr | None:
@@ -41,18 +42,22 @@ def pairs(loop: For, step: Pairs) -> tuple[Stmt, ...]:
     if not isinstance(value, Op) or value.name != "product":
         raise ScheduleError(f"the loop over {step.axis} is no sum of products")
     depth = loop.axis
-    axis = Axis(depth.name, (depth.extent + 1) // 2)
+    axis = Axis(depth.name, (depth.extent + (2 * step.unit - 1)) // (2 * step.unit) * step.unit)
     low, high = ix(axis) * 2, ix(axis) * 2 + 1
-    inside = Op("lt", (FromIndex(high, i64), FromIndex(depth.extent, i64)), bool_)
-    odd = bool(mod(depth.extent, ix(2)).terms)
+    short = bool(mod(depth.extent, ix(2 * step.unit)).terms)
     new: list[Expr] = []
     for factor in value.args:
         element = narrow(factor)
         if element is None:
             raise ScheduleError("a factor is no bf16, or is checked where it stands")
-        first, second = (Substitution({depth: place}).expr(element) for place in (low, high))
-        if odd:
-            second = with_mask(second, inside, {})
-            second = second if isinstance(second, Load) else zero_outside(second, inside)
+        first = _inside(element, depth, low) if short and step.unit > 1 else Substitution({depth: low}).expr(element)
+        second = _inside(element, depth, high) if short else Substitution({depth: high}).expr(element)
         new.append(Op("pair", (first, second), u32))
     return (For(axis, (Update(update.vars, "add", (Op("dot2", tuple(new), f32),)),), loop.kind),)
+
+
+def _inside(element: Expr, depth: Axis, place: Index) -> Expr:
+    """``element`` at ``place`` of the depth; 0 where that has ended."""
+    inside = Op("lt", (FromIndex(place, i64), FromIndex(depth.extent, i64)), bool_)
+    one = with_mask(Substitution({depth: place}).expr(element), inside, {})
+    return one if isinstance(one, Load) else zero_outside(one, inside)

@@ -103,7 +103,7 @@ ORDER: tuple[tuple[str, str, str], ...] = (
 )
 
 
-APPROXIMATING = frozenset({"ex2", "avx512bf16"})
+APPROXIMATING = frozenset({"ex2", "avx512bf16", "amx-bf16"})
 """Abilities of targets that strict numerics do without."""
 
 

@@ -48,10 +48,13 @@ BEFORE = "q_"  # what names of axes of the nest in front start with
 
 @dataclass(frozen=True, slots=True)
 class Quads:
-    """The products in the loop over ``axis``; ``flipped``: the factor that loses its sign, -1 if none does."""
+    """The products in the loop over ``axis``; ``flipped``: the factor that loses its sign, -1 if none does.
+
+    How many quads there are then is a multiple of ``unit``."""
 
     axis: str
     flipped: int = -1
+    unit: int = 1
 
 
 def narrow(factor: Expr) -> Expr | None:
@@ -80,8 +83,8 @@ def quads(kernel: Kernel, step: Quads) -> Kernel:
         raise ScheduleError(f"the loop over {step.axis} is no sum of products of bytes")
     if not fits(value.args[0], value.args[1], depth.axis.extent):
         raise ScheduleError(f"sums over {step.axis} may leave 32 bits")
-    axis = Axis(depth.axis.name, (depth.axis.extent + (SIZE - 1)) // SIZE)
-    factors = [_packed(f, depth.axis, axis) for f in value.args]
+    axis = Axis(depth.axis.name, (depth.axis.extent + (SIZE * step.unit - 1)) // (SIZE * step.unit) * step.unit)
+    factors = [_packed(f, depth.axis, axis, step.unit) for f in value.args]
     taken = names(kernel.body) | {p.name for p in kernel.params}
     sum_ = Var(acc.vars[0].name, i32)
     whole: Expr = sum_
@@ -108,16 +111,16 @@ def quads(kernel: Kernel, step: Quads) -> Kernel:
     return make_kernel(kernel.name, (*before, *body), (*kernel.params, *params))
 
 
-def _packed(factor: Expr, depth: Axis, axis: Axis) -> Op:
+def _packed(factor: Expr, depth: Axis, axis: Axis, unit: int) -> Op:
     """Four of ``factor`` at a time."""
     element = narrow(factor)
     assert element is not None
-    even = not mod(depth.extent, ix(SIZE)).terms
+    even = not mod(depth.extent, ix(SIZE * unit)).terms
     new: list[Expr] = []
     for n in range(SIZE):
         place = ix(axis) * SIZE + n
         one = Substitution({depth: place}).expr(element)
-        if n and not even:
+        if (n or unit > 1) and not even:
             inside = Op("lt", (FromIndex(place, i64), FromIndex(depth.extent, i64)), bool_)
             one = with_mask(one, inside, {})
             one = one if isinstance(one, Load) else zero_outside(one, inside)

@@ -85,8 +85,8 @@ def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
     def axis(of: Axis, suffix: str, extent: Index | int) -> Axis:
         return Axis(fresh(f"{of.name}_{suffix}", taken), ix(extent))
 
-    above = axis(i, "t", _tiles(i, step.rows))
-    beside = axis(j, "t", _tiles(j, step.columns))
+    above = axis(i, "t", count_tiles(i, step.rows))
+    beside = axis(j, "t", count_tiles(j, step.columns))
 
     def at(row: Axis | None, column: Axis | None) -> Substitution:
         place = Substitution()
@@ -103,9 +103,9 @@ def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
     one = Var(fresh(f"{i.name}_x", taken), value.args[left].dtype)
     x = at(row, None).expr(value.args[left])
     if mod(i.extent, ix(step.rows)).terms:
-        _loads_inside(x, step.roomy)
+        loads_inside(x, step.roomy)
     if mod(j.extent, ix(step.columns)).terms:
-        _loads_inside(filled_y, step.roomy)
+        loads_inside(filled_y, step.roomy)
     starts: list[Stmt] = []
     x, filled_y = (_from_start(e, {loop.axis, row, filled}, taken, starts) for e in (x, filled_y))
     asked = () if step.soon is None else _ask(step.soon, step, loop.axis, (value.args[left], filled_y), filled, above, taken)
@@ -120,7 +120,7 @@ def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
     down, across = axis(i, "s", step.rows), axis(j, "s", step.columns)
     place = at(down, across).index(add.index[0])
     done = Store(add.buffer, (place,), Load(tile, (ix(down) * step.columns + across,)), None, "add")
-    _inside(add.buffer, place)
+    inside(add.buffer, place)
     body: tuple[Stmt, ...] = (
         Alloc(tile, "add"),
         *starts,
@@ -131,7 +131,7 @@ def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
     return nested([a for a in (beside, above) if a not in known.atoms], known.body(body))
 
 
-def _tiles(axis: Axis, size: int) -> Index:
+def count_tiles(axis: Axis, size: int) -> Index:
     """How many tiles of ``size`` a loop over ``axis`` is."""
     low, high = lower_bound(axis.extent), upper_bound(axis.extent)
     one = low is not None and high is not None and low >= 1 and high <= size
@@ -173,13 +173,13 @@ def _ask(
     return (Let(Var(fresh("asked", taken), y.dtype), Op("soon", (Load(y.buffer, (here,)), wanted), y.dtype)),)
 
 
-def _loads_inside(expr: Expr, roomy: tuple[str, ...]) -> None:
+def loads_inside(expr: Expr, roomy: tuple[str, ...]) -> None:
     for part in parts(expr):
         if isinstance(part, Load) and part.buffer.name not in roomy:
-            _inside(part.buffer, part.index[0])
+            inside(part.buffer, part.index[0])
 
 
-def _inside(buffer: Buffer, place: Index) -> None:
+def inside(buffer: Buffer, place: Index) -> None:
     """Raises ScheduleError unless ``place`` is surely one of the buffer's."""
     size, low, high = constant(buffer.shape[0]), lower_bound(place), upper_bound(place)
     if size is None or low is None or high is None or low < 0 or high >= size:

@@ -98,3 +98,15 @@ def test_integers_on_zen() -> None:
 def test_computed_weights_are_reason_enough_for_less_work() -> None:
     zen = replace(AVX512, cpu="znver5")
     assert chosen(1, 768, 512, made=True, target=zen) and not chosen(1, 768, 512, target=zen)
+
+
+def test_with_amx_layers_of_bf16_of_few_rows_and_of_bytes_are() -> None:
+    amx = replace(AVX512, cpu="sapphirerapids", ops=AVX512.ops | {"avx512bf16", "avx512vnni", "amx-bf16", "amx-int8"})
+    for rows in (1, 2, 8, 64):
+        assert chosen(rows, 2048, 2048, bf16, target=amx) and chosen(rows, 2048, 2048, i8, target=amx)
+        assert not chosen(rows, 2048, 2048, bf16, along_depth=False, target=amx)
+        assert not chosen(rows, 2048, 2040, bf16, target=amx) and not chosen(rows, 2048, 2040, i8, target=amx)
+    assert chosen(512, 2304, 768, i8, target=amx) and not chosen(512, 768, 3072, i8, target=amx)
+    assert not chosen(512, 2304, 768, bf16, target=amx)
+    assert not chosen(8, 2048, 2048, bf16, target=amx, numerics="strict")
+    assert not chosen(8, 2048, 2048, bf16, target=replace(amx, ops=AVX512.ops | {"avx512bf16"}))

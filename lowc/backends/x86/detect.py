@@ -1,6 +1,9 @@
 """What this processor can do, as a Target."""
 
+import ctypes
 import os
+import platform
+import sys
 from functools import cache
 
 import llvmlite.binding as llvm
@@ -9,6 +12,7 @@ from lowc.errors import CodegenError
 from lowc.machine import data_caches
 from lowc.target import Target
 
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # Linux, asm/unistd_64.h, asm/prctl.h and asm/fpu/types.h
 # What each level needs (LLVM's feature names), the microarchitecture level of the System V ABI that it equals, and its vectors.
 LEVELS: dict[str, tuple[tuple[str, ...], str, int, int]] = {
     "avx512": (
@@ -25,8 +29,20 @@ ABILITIES: dict[str, tuple[str, ...]] = {
     "avx2": ("fma", "masked", "f16c", "round", "rarely"),
     "sse2": ("rarely",),
 }
+AMX = ("amx-bf16", "amx-int8")  # what needs the system's permission as well
 # What a processor may have beyond its level, abilities by LLVM's names of the features; no artifact for a level relies on it.
-FURTHER: dict[str, tuple[str, ...]] = {"avx512": ("avx512bf16", "avx512vnni"), "avx2": ("avxvnni",), "sse2": ()}
+FURTHER: dict[str, tuple[str, ...]] = {"avx512": ("avx512bf16", "avx512vnni", *AMX), "avx2": ("avxvnni",), "sse2": ()}
+
+
+@cache
+def may_use_tiles() -> bool:
+    """Whether Linux lets this process use the tiles of AMX; it is asked now, once, and allows it to all threads and to what is
+    forked from it (Linux, Documentation/arch/x86/xstate.rst).  It says no where a thread has too little memory for signals."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    syscall.restype = ctypes.c_long
+    return syscall(*(ctypes.c_long(n) for n in (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA))) == 0
 
 
 @cache
@@ -54,4 +70,6 @@ def detect(isa: str = "auto") -> Target:
     # not the affinity of this thread: OMP_PROC_BIND ties it to one core, the others run on the rest
     cores = os.cpu_count() or 1
     able_to = {*ABILITIES[isa], *(f for f in FURTHER[isa] if best and f in features)}
+    if not able_to.isdisjoint(AMX) and not ("amx-tile" in features and may_use_tiles()):
+        able_to.difference_update(AMX)
     return Target("x86", cpu if best else level, wanted, bits, registers, l1, l2, l3, cores, frozenset(able_to))

@@ -11,7 +11,7 @@ from lowc.backends.llvm.builder import Builder, ModuleText
 from lowc.backends.llvm.evaluation import evaluate_in_order
 from lowc.backends.llvm.types import constant as constant_text
 from lowc.backends.llvm.types import memory
-from lowc.backends.x86 import access, accumulators, pairs, parallel, registers, transpose, vector
+from lowc.backends.x86 import access, accumulators, amx, pairs, parallel, registers, transpose, vector
 from lowc.backends.x86.accumulators import Group
 from lowc.backends.x86.operations import Val, apply, binary, const, select, splat
 from lowc.backends.x86.reduce import across_lanes
@@ -56,7 +56,7 @@ def emit_kernel(text: ModuleText, kernel: Kernel, ops: frozenset[str], threads: 
         region.pointers[param.name] = f"%{quoted(param.name)}"
     for size in kernel.sizes:
         region.sizes[size.name] = f"%{quoted(size.name)}"
-    Emitter(region, kernel, threads).body(kernel.body)
+    Emitter(region, kernel, threads).function(kernel.body)
     params = [f"ptr noalias {p}" for p in region.pointers.values() if p.startswith('%"')]
     params += [f"i64 {s}" for s in region.sizes.values()]
     b.finish(f"internal void @{quoted(kernel.name)}({', '.join([*params, 'ptr %error'])})")
@@ -67,7 +67,8 @@ class Emitter:
 
     ``written``: names of the buffers that the kernel stores to.  ``unrolls``: the (iteration, extent) of
     each unrolled loop around what is emitted now, ``flight`` that of the interleaved strip: they tell which
-    copy of an accumulator an update goes to.
+    copy of an accumulator an update goes to.  ``tiles``: whether the function has configured those of the matrix unit; ``fresh``:
+    arrays of sums, the first product of which sets them.
     """
 
     def __init__(self, region: Region, kernel: Kernel, threads: bool) -> None:
@@ -82,6 +83,8 @@ class Emitter:
         self.regions = 0
         self.unrolls: list[tuple[int, int]] = []
         self.flight: tuple[int, int] = (0, 1)
+        self.tiles = False
+        self.fresh: set[str] = set()
 
     def inside(self, region: Region) -> "Emitter":
         """An emitter for the body of a parallel loop, in a function of its own."""
@@ -90,6 +93,11 @@ class Emitter:
         return other
 
     # ------------------------------------------------------------ statements
+
+    def function(self, body: Sequence[Stmt]) -> None:
+        """``body``, which is all that the function does."""
+        with amx.configured(self, body):
+            self.body(body)
 
     def body(self, body: Sequence[Stmt]) -> None:
         """``body`` in order; an accumulator that it declares is brought into its final form after its last
@@ -109,7 +117,9 @@ class Emitter:
                     last.setdefault(updated[-1], []).append(group)
             elif isinstance(stmt, Alloc) and (lanes := self.register_lanes(stmt, body[number + 1 :])):
                 registers.declare(self, stmt, lanes)
-            elif not transpose.emit(self, stmt, body[number + 1 :]):
+            elif isinstance(stmt, Alloc) and amx.sets(self, body[number : number + 2]):
+                self.alloc(Alloc(stmt.buffer))
+            elif not transpose.emit(self, stmt, body[number + 1 :]) and not amx.emit(self, stmt):
                 self.stmt(stmt)
             for group in last.get(number, ()):
                 accumulators.close(self.b, group, self.r.ops)

@@ -1,6 +1,8 @@
 """Targets that need not be this machine: the microarchitecture levels of the System V ABI, for artifacts."""
 
-from lowc.backends.x86.detect import ABILITIES, LEVELS, detect
+from dataclasses import replace
+
+from lowc.backends.x86.detect import ABILITIES, AMX, LEVELS, detect
 from lowc.errors import OptionError
 from lowc.target import Target
 
@@ -16,7 +18,8 @@ def level(name: str) -> Target:
     What is compiled for a level does not depend on this machine.
     """
     if name == "native":
-        return detect("auto")
+        here = detect("auto")
+        return replace(here, ops=here.ops.difference(AMX))  # each process that runs it would have to ask for the permission
     if name not in _ISA:
         raise OptionError(f"unknown target {name!r}", hint="targets are native, " + ", ".join(_ISA))
     isa = _ISA[name]

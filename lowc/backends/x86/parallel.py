@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lowc.backends.llvm.builder import Builder
+from lowc.backends.x86 import amx
 from lowc.backends.x86.operations import Val
 from lowc.backends.x86.region import Region, quoted, scalar_index
 from lowc.errors import CodegenError
@@ -48,6 +49,8 @@ def emit(e: "Emitter", stmt: For) -> None:
     _body(e, stmt, name, captures)
     _worker(e, name, captures)
     _fork(e, name, captures, scalar_index(e.r, stmt.axis.extent), max(2, stmt.kind.width))
+    if e.tiles:
+        amx.configure(e.r)
     e.memo.clear()
 
 
@@ -101,7 +104,8 @@ def _body(e: "Emitter", stmt: For, name: str, captures: Sequence[Capture]) -> No
         else:
             region.error = argument
     inner = e.inside(region)
-    inner.serial_loop(For(stmt.axis, stmt.body), "%lo", "%hi")
+    with amx.configured(inner, stmt.body):
+        inner.serial_loop(For(stmt.axis, stmt.body), "%lo", "%hi")
     b.finish(f"internal void @{quoted(name)}({', '.join([*signature, 'i64 %lo', 'i64 %hi'])})")
 
 
