@@ -4,11 +4,16 @@ LLVM's own names for a processor are a function of what ``processor`` tells, so 
 machines are the same, as the cache does, need not load LLVM (which takes longer than a warm start may).
 """
 
+import ctypes
 import os
+import sys
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+
+# Linux: asm/unistd_64.h, asm/prctl.h, asm/fpu/types.h
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 # Lines of /proc/cpuinfo that say what a processor is, not how fast it runs just now.
 FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
@@ -16,12 +21,29 @@ FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
 
 @cache
 def processor() -> str:
-    """The first processor's model and flags, data caches, and the number of logical processors; "" if the system does not say."""
+    """The first processor's model and flags, data caches, the number of logical processors, and whether this process may use its
+    matrix unit; "" if the system does not say.
+
+    Who looks for code by this has asked for the permission that the code may need.
+    """
     found = _facts()
     if "flags" not in found:
         return ""
     lines = [f"{name}: {found[name]}" for name in FACTS if name in found]
-    return "\n".join([os.uname().machine, *lines, f"caches: {data_caches()}", f"processors: {os.cpu_count() or 1}"])
+    counts = [f"caches: {data_caches()}", f"processors: {os.cpu_count() or 1}", f"tiles: {may_use_tiles()}"]
+    return "\n".join([os.uname().machine, *lines, *counts])
+
+
+@cache
+def may_use_tiles() -> bool:
+    """Whether this processor has AMX and Linux lets this process use its tiles.  It is asked now, once, and allows it to all
+    threads and to what is forked from this process (Linux, Documentation/arch/x86/xstate.rst); it says no where a thread has too
+    little memory for signals."""
+    if sys.platform != "linux" or os.uname().machine != "x86_64" or "amx_tile" not in processor_flags():
+        return False
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    syscall.restype = ctypes.c_long
+    return syscall(*(ctypes.c_long(n) for n in (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA))) == 0
 
 
 @cache

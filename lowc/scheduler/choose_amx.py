@@ -103,6 +103,8 @@ def _sizes(form: Form, target: Target, cores: int) -> list[tuple[float, Sizes]]:
     room = target.l2 * 7 // 10 // 4
     known = None not in (constant(form.rows.axis.extent), constant(found.columns.axis.extent))
     right_across = lies_across(found.right, found.columns.axis, found.depth.axis)
+    # masks of a padded depth would be evaluated for all of it
+    may_pack = not is_fixed(found, found.right) and not is_masked_along(found.right, found.depth.axis)
     best: dict[str, tuple[float, Sizes]] = {}
     for tall, wide in PRODUCTS:
         across = lies_across(found.left, form.rows.axis, found.depth.axis)
@@ -126,7 +128,7 @@ def _sizes(form: Form, target: Target, cores: int) -> list[tuple[float, Sizes]]:
                 fits = {
                     "settled": known and (high + wide) * depth <= room,
                     "block": high * broad * 4 <= STACK,
-                    "packed": (high * broad + broad * deep) * 4 <= STACK // 2 and not is_fixed(found, found.right),
+                    "packed": (high * broad + broad * deep) * 4 <= STACK // 2 and may_pack,
                 }
                 costs = {
                     "settled": fixed + -(-blocks // cores) * (base + stored),

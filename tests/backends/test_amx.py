@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from lowc.backends import x86
-from lowc.backends.x86.detect import may_use_tiles
 from lowc.backends.x86.levels import level
 from lowc.backends.x86.module import emit_module
 from lowc.ir.numeric import to_storage
 from lowc.ir.parser import parse_kernel
 from lowc.ir.types import bf16
+from lowc.machine import may_use_tiles, processor
 from lowc.options import Options
 from lowc.target import Target
 from tests.backends.harness import call, check, compiled, module_of, target
@@ -143,7 +143,7 @@ def test_levels_of_artifacts_do_without() -> None:
 
 def test_the_permission_holds_in_threads_and_forks() -> None:
     here()
-    assert may_use_tiles()
+    assert may_use_tiles() and "tiles: True" in processor()
     rng = np.random.default_rng(4)
     artifact, library = compiled(module_of(parse_kernel(LOCAL % "")), "avx512")
     given = {"x": bits(rng, 2048).view(np.uint16), "y": bits(rng, 2048)}

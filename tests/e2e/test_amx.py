@@ -1,6 +1,10 @@
 """Products by AMX through torch.compile: any shapes and layouts, beside float64, on one thread and on several."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +72,23 @@ def test_bytes_are_exact(shape: tuple[int, int, int]) -> None:
     x, w = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((m, k), (n, k)))
     got = compiled(lambda a, b: torch._int_mm(a, b.T))(x, w)
     assert torch.equal(got.double(), x.double() @ w.double().T)
+
+
+WARM = """
+import sys, torch
+from lowc.dynamo import lowc_backend
+torch.manual_seed(0)
+x, w = torch.randn(32, 512).bfloat16(), torch.randn(512, 512).bfloat16()
+f = torch.compile(torch.nn.functional.linear, backend=lowc_backend, options={"matmul": "own", "strict_errors": True})
+print(f(x, w).double().sum().item(), "llvmlite" in sys.modules)
+"""
+
+
+def test_a_process_that_finds_the_code_in_the_cache_has_the_permission(tmp_path: Path) -> None:
+    outputs = []
+    for _ in range(2):
+        env = {**os.environ, "LOWC_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", WARM], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout.split())
+    assert outputs[0][0] == outputs[1][0]

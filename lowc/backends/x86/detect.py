@@ -1,18 +1,14 @@
 """What this processor can do, as a Target."""
 
-import ctypes
 import os
-import platform
-import sys
 from functools import cache
 
 import llvmlite.binding as llvm
 
 from lowc.errors import CodegenError
-from lowc.machine import data_caches
+from lowc.machine import data_caches, may_use_tiles
 from lowc.target import Target
 
-ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # Linux, asm/unistd_64.h, asm/prctl.h and asm/fpu/types.h
 # What each level needs (LLVM's feature names), the microarchitecture level of the System V ABI that it equals, and its vectors.
 LEVELS: dict[str, tuple[tuple[str, ...], str, int, int]] = {
     "avx512": (
@@ -32,17 +28,6 @@ ABILITIES: dict[str, tuple[str, ...]] = {
 AMX = ("amx-bf16", "amx-int8")  # what needs the system's permission as well
 # What a processor may have beyond its level, abilities by LLVM's names of the features; no artifact for a level relies on it.
 FURTHER: dict[str, tuple[str, ...]] = {"avx512": ("avx512bf16", "avx512vnni", *AMX), "avx2": ("avxvnni",), "sse2": ()}
-
-
-@cache
-def may_use_tiles() -> bool:
-    """Whether Linux lets this process use the tiles of AMX; it is asked now, once, and allows it to all threads and to what is
-    forked from it (Linux, Documentation/arch/x86/xstate.rst).  It says no where a thread has too little memory for signals."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
-    syscall = ctypes.CDLL(None, use_errno=True).syscall
-    syscall.restype = ctypes.c_long
-    return syscall(*(ctypes.c_long(n) for n in (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA))) == 0
 
 
 @cache
