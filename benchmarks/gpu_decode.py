@@ -3,10 +3,10 @@
     python -m benchmarks.gpu_decode [--ways] [--inductor] [--only B1,K8192] [--rounds 7] [--name h200_decode]
 
 ``scaled_dot_product_attention`` beside cuDNN's, flash and memory-efficient attention; with ``--inductor`` also
-``flex_attention``, whose mask compares keys with a place that a tensor tells, beside Inductor's.  Results are compared with float64
-first, for the first and the last batch.  Times are of CUDA graphs of some calls each, sides in turn, each a burst after a pause;
-the median of the rounds counts.  GB/s are of keys and values alone.  Caches of up to some 50 MB are in the GPU's own, for all
-sides.  ``--ways``: times for each number of ranges of keys, in place of the table.
+``flex_attention``, whose mask compares keys with a place that a tensor tells, beside Inductor's.  Results are compared with
+float64 first, for the first and the last batch.  Times are of CUDA graphs of some calls each, sides in turn, each a burst after a
+pause; the median of the rounds counts.  GB/s are of keys and values alone.  Caches of up to some 50 MB are in the GPU's own, for
+all sides.  ``--ways``: times for each number of ranges of keys, in place of the table.
 """
 
 import sys
