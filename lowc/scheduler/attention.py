@@ -123,13 +123,17 @@ def find(loop: Stmt) -> Attention | None:
 def of_queries(loop: For) -> Attention | None:
     """The attention that ``loop`` is, with rows of queries alone; None if it is none, or data tells where keys are.
 
-    Those are the innermost loop.  Batches that have all the same keys, as of a cache in pages, could be rows of one query, but
-    masks leave out more for each.
+    Those are the innermost loop, whatever else queries change with.  Batches that have all the same keys, as of a cache in pages,
+    could be rows of one query, but masks leave out more for each.
     """
     found = find(loop)
     if found is None or found.gathered:
         return None
-    return found if found.rows is None or found.rows is found.outer[-1] else replace(found, rows=None)
+    last = found.outer[-1]
+    if found.rows is None or found.rows is last:
+        return found
+    own = last.axis in free_atoms(found.query) and last.axis not in free_atoms(found.key) | free_atoms(found.value)
+    return replace(found, rows=last if own else None)
 
 
 def seen(found: Attention) -> tuple[Index | None, Expr]:

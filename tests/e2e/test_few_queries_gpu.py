@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lowc.ir.nodes import Launch
 from lowc.ir.relays import has_relay
@@ -44,6 +45,23 @@ def test_functions_of_scores(score: str, mask: str, rows: int, cheap: None) -> N
         else:
             assert off(result, exact) <= max(1.5 * off(function(*args)[0], exact), 8e-3)
         torch.testing.assert_close(sums.double(), logarithms, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_pages_of_all_batches(rows: int, cheap: None) -> None:
+    """Rows of a tile are of heads that share keys, or queries, not of batches, which see other pages."""
+    owner = torch.tensor([0, 1, 2, 1, 0])
+    seen = create_block_mask(lambda b, h, i, j: owner[j // 128] == b, 3, None, rows, 640, device="cpu")
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return flex_attention(q, k, v, block_mask=seen, enable_gqa=True)
+
+    args = [torch.randn(s).bfloat16() for s in ((3, 8, rows, 32), (1, 2, 640, 32), (1, 2, 640, 32))]
+    steps, result = for_gpu(function, args)
+    first, *_ = (s.kernel for s in steps if isinstance(s, Launch))
+    assert "_in_5_ranges_of_keys" in first.name and has_relay(first.body)
+    exact = function(*(a.double() for a in args))
+    assert off(result, exact) <= max(1.5 * off(function(*args), exact), 8e-3)
 
 
 # ---------------------------------------------------------------- with a GPU
