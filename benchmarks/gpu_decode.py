@@ -51,9 +51,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def flex(size: Size) -> Callable[..., Any]:
     """Queries are the last of the places that a cache has."""
-    _, heads, shared, queries, keys, _ = size
-    place = torch.tensor([keys - 1], device="cuda")
-    seen = create_block_mask(lambda b, h, i, j: j <= place[0], None, None, queries, keys)
+    batch, heads, shared, queries, keys, _ = size
+    place = torch.full((batch,), keys - 1, device="cuda")
+    seen = create_block_mask(lambda b, h, i, j: j <= place[b], batch, None, queries, keys)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Any:
         return flex_attention(q, k, v, block_mask=seen, enable_gqa=heads != shared)

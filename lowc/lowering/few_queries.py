@@ -116,7 +116,8 @@ def _over(b: Builder, asked: Attention, ranges: Ranges, place: Place) -> Over:
 def _in_lines(b: Builder, asked: Attention, each: int) -> Attention:
     """``asked``, of queries whose rows for ``each`` heads lie at equal distances."""
     q = asked.q
-    if each == 1 or constant(q.shape[2]) == 1:
+    one = constant(q.shape[2]) == 1 and (q.strides is None or constant(q.strides[1]) != 0)
+    if each == 1 or one:
         return asked
     if q.strides is not None and q.strides[1] == q.shape[2] * q.strides[2]:
         return asked

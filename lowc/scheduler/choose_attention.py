@@ -51,6 +51,7 @@ FASTER = {
     ("cudnn", "sums"): {(128, True): (1024, ANY), (64, True): (4096, ANY)},
     ("cudnn", "sums of gradients"): EACH,
 }  # fmt: skip
+QUERIES, CACHE = 16, 2048  # up to which queries of a head are few, and from which on keys are many, where that was measured
 OTHERS = "a library's (lowc's own with option attention='own')"
 ROWS = 64  # of queries, for each 128 threads
 KEYS = 128  # at a time, as a rule
@@ -195,7 +196,10 @@ def library(target: Target, options: Options) -> Whose:
             return f"heads that share keys, or of {q[-1]} and {v[-1]}; lowc's own gradients have {WIDEST} columns together"
         if options.attention == "own" or other == "flex":
             return ""
-        measured = FASTER.get(("flash" if other == "cpu" else other, wanted))  # "cpu": captured there, for this target
+        other = "flash" if other == "cpu" else other  # captured there, for this target
+        if wanted == "result" and not biased and not causal and _few(q, k, v, other, target.cores):
+            return ""
+        measured = FASTER.get((other, wanted))
         if biased or measured is None or not _faster(q, k, v, measured.get((constant(q[-1]) or 0, causal)), target.cores):
             return OTHERS
         return ""
@@ -211,6 +215,24 @@ def _not_across(q: Sequence[Index], k: Sequence[Index], v: Sequence[Index], bias
     if max(deep, wide) > 2 * THIN or -(-deep // THIN) != -(-wide // THIN):
         return f"heads of {q[-1]} and {v[-1]}"
     return ""
+
+
+def _few(q: Sequence[Index], k: Sequence[Index], v: Sequence[Index], other: str, processors: int) -> bool:
+    """Whether few queries were measured to be faster than the op: of heads of 128, with many keys.
+
+    Flash and memory-efficient attention took at least 1.02 of the time.  cuDNN's has a kernel of its own for one query, which is
+    as fast where keys are very many; it reads keys that heads share for each of those if queries are several.
+    """
+    known = [constant(n) for n in (*q, *k[1:3], v[3])]
+    if None in known or other not in ("flash", "efficient", "cudnn"):
+        return False
+    batch, heads, rows, deep, shared, keys, wide = (n or 0 for n in known)
+    if not 1 <= rows <= QUERIES or keys < CACHE or (deep, wide) != (128, 128):
+        return False
+    if other != "cudnn":
+        return True
+    free = batch * shared < processors
+    return free and keys <= 4 * CACHE if rows == 1 else free or shared < heads
 
 
 def _faster(

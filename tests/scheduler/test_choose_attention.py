@@ -68,6 +68,20 @@ def test_gradients_beside_cudnn() -> None:
         assert found == [forward, backward], (sizes, causal)
 
 
+def test_few_queries() -> None:
+    cache, large, shared = shape(1, 32, 8192, 128), shape(8, 32, 8192, 128), shape(8, 8, 32768, 128)
+    for other in ("flash", "cpu", "efficient", "cudnn"):
+        for rows in (1, 16):
+            assert why(shape(1, 32, rows, 128), keys=cache, other=other) == ""
+            assert "a library's" in why(shape(1, 32, rows, 128), keys=cache, other=other, wanted="sums")
+            assert "a library's" in why(shape(1, 32, rows, 128), keys=cache, other=other, biased=True)
+            assert "a library's" in why(shape(1, 32, rows, 128), keys=shape(1, 32, 1024, 128), other=other)
+            assert (why(shape(8, 32, rows, 128), keys=large, other=other) == "") == (other != "cudnn")
+            assert (why(shape(8, 32, rows, 128), keys=shared, other=other) == "") == (other != "cudnn" or rows > 1)
+        assert "a library's" in why(shape(1, 32, 17, 128), keys=cache, other=other)
+        assert "a library's" in why(shape(1, 32, 1, 128), keys=shape(1, 32, Symbol("n", 2, None), 128), other=other)
+
+
 def test_what_only_aten_does() -> None:
     large = shape(4, 16, 4096, 128)
     assert why(large, True, wanted="gradients", attention="own") == ""
