@@ -29,6 +29,8 @@ from lowc.ir.types import DTYPES
 from lowc.once import once
 
 DEVICES = frozenset({"cpu", "cuda"})
+# what tracing makes of a number that indexes a tensor (``offset[0]``)
+UNCHANGED = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.detach_.default, torch.ops.aten.detach.default})
 PLACES = frozenset({"device", "layout", "pin_memory", "memory_format"})  # of numbers on a CPU, they say nothing
 PLACE = 4  # parameters: batch, head, query, key; a score comes before them
 
@@ -155,6 +157,8 @@ def _function(
             number = _number(held)
             dtype = dtype_of(held.dtype).name
             lines.append(Line("aten.full.default", [[], number], {"dtype": ("dtype", dtype)}, dtype, []))
+        elif node.target in UNCHANGED:
+            values[node], args[node] = values[node.args[0]], args[node.args[0]]
         elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable:
             values[node] = _called(node, values)
             written = [_argument(a, args) for a in node.args]

@@ -110,21 +110,25 @@ def tensors(result: Any) -> list[Tensor]:
 
 
 def calls_of(function: Callable[..., Any], *args: Tensor, **options: Any) -> tuple[list[str], Any]:
-    """(what is left to torch, with the reason; what compiled code returns)."""
+    """(what is left to torch, with the reason; what compiled code returns); asserts that something was compiled at all."""
     found: list[str] = []
+    steps = 0
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         from lowc.frontend.aot import compile_module
         from lowc.options import parse
 
         def compile_graph(graph: Any, constants: Any) -> Any:
+            nonlocal steps
             call = lowc.compile_graph(graph, constants, parse(None, {**OPTIONS, **options}))
+            steps += len(call.program.artifact.module.steps)
             found.extend(f"{s.target}: {s.because}" for s in call.program.artifact.module.steps if isinstance(s, Extern))
             return call
 
         return compile_module(gm, inputs, compile_graph, strict=True)
 
     result = torch.compile(function, backend=backend, fullgraph=True)(*args)
+    assert steps, "flex_attention is torch's, as a call in a graph without steps"
     return found, result
 
 
@@ -203,6 +207,20 @@ def test_a_number_made_in_the_function(dtype: torch.dtype) -> None:
     assert calls_of(inside, *args)[0] == []
     for function in (inside, summed):
         check(function, args)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_place_that_a_tensor_tells(rows: int) -> None:
+    """As a cache is filled: tracing makes a number of the function's graph, and detaches it, of what indexes the tensor."""
+    place = torch.tensor([70, 9])
+    mask = blocks(lambda b, h, i, j: j <= i + place[0], rows, 200)
+    function = attend(lambda s, b, h, i, j: s - 0.01 * (j - place[-1]), mask)
+    args = qkv(rows, 200)
+    assert calls_of(function, *args)[0] == []
+    compiled = torch.compile(function, backend="lowc", fullgraph=True, options=OPTIONS)
+    check(function, args, compiled)
+    place += 5
+    check(function, args, compiled)
 
 
 def test_lengths_that_calls_tell() -> None:
