@@ -24,13 +24,14 @@ from lowc.scheduler.relay_tiles import PAIR, PIECE, UNROLL, turn_by_turn
 from lowc.scheduler.relay_weights import CAP, GRADIENT, Weights
 
 LOG2E = math.log2(math.e)
+LOOPS = 2  # over pieces, and over neighbours
 
 
 class RelayWork:
     """``sums``: of both products; ``gathered``: less the logarithms of sums to base 2, and less ``delta``; ``read``: what scores
     load for each of the others, and where in the block that is; others begin at ``start``.  ``masked``: whether bounds count,
     ``tail``: and rows beyond the last, ``partial``: and others beyond the last.
-    ``apart``: how many loops over functions run turn by turn."""
+    ``apart``: how many loops over functions run turn by turn; more than there are: rows of a thread are apart as well."""
 
     def __init__(
         self, tiles_: GradientTiles, values: Weights, sums: tuple[Buffer, Buffer], gathered: tuple[Buffer, Buffer],
@@ -42,10 +43,10 @@ class RelayWork:
 
     def loops(self) -> list[Stmt]:
         if self.values.capped is not None:
-            return [self.caps(self.values.capped), self.by_function()]
+            return [self.caps(self.values.capped), *self.by_function()]
         if self.values.slope is not None:
-            return [self.by_function()]
-        return [self.plain() if self.values.plain else self.by_function(), self.slopes()]
+            return self.by_function()
+        return [*([self.plain()] if self.values.plain else self.by_function()), self.slopes()]
 
     def begin(self) -> None:
         """Axes of a loop over what a thread has, and what is known before it of the rows of a thread."""
@@ -129,15 +130,19 @@ class RelayWork:
             body.append(Store(self.sums[0], at, scores.inverse(capped)))
         return self.nest(body, UNROLL)
 
-    def by_function(self) -> For:
-        """Weights, and slopes if they are by a function as well."""
+    def by_function(self) -> list[Stmt]:
+        """Weights, and slopes if they are by a function as well; of both rows of a thread in one loop, or one after the other."""
+        halves = ((0,), (1,)) if self.apart > LOOPS else ((0, 1),)
+        return [self.of_rows(half) for half in halves]
+
+    def of_rows(self, halves: Sequence[int]) -> For:
         self.begin()
         here, found, seen = self.tiles, self.values, self.bounds()
         body: list[Stmt] = []
         offs = [self.taken_off(g, body) for g in self.gathered[: 1 if found.slope is None else 2]]
         column = tiles.column(ix(self.t), ix(self.piece) * 4 + self.v)
         read = [(value, here.let("of_other", Load(buffer, (column,)), body)) for value, buffer in self.read]
-        for half in range(2):
+        for half in halves:
             scores = self.scores(half, here.side.products[0].total if found.capped is None else Var(CAP, f32), read)
             at, conditions = self.place(ix(half)), seen(ix(half))
             product = here.let("product", Load(self.sums[0], at), body)
@@ -154,7 +159,7 @@ class RelayWork:
             for condition in conditions:
                 slope = Op("select", (condition, slope, _f(0.0)), f32)
             body.append(Store(self.sums[1], at, slope))
-        pieces, neighbours = turn_by_turn(self.apart, 2)
+        pieces, neighbours = turn_by_turn(self.apart, LOOPS)
         return self.nest(body, neighbours, pieces)
 
     def slopes(self) -> For:

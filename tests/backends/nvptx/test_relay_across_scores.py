@@ -35,6 +35,16 @@ def test_ptxas_takes_it(form: str, deep: int, tmp_path: Path) -> None:
     clean(assembled(ptx, tmp_path))
 
 
+def test_rows_apart() -> None:
+    """Turn by turn in all loops, and one row of a thread after the other."""
+    shape = 1, 1, 70, 100, 32
+    kernel = by_tiles(kernel_of("relu", shape, "f16"), apart=3)
+    assert print_kernel(kernel).count("unroll(128, apart)") >= 4
+    verify_kernel_threads(kernel)
+    found = errors("relu", kernel, shape, lambda m: run_kernel(kernel, m, {}))
+    assert len(found) == 3 and max(found.values()) < 2e-3
+
+
 @pytest.mark.parametrize(
     ("form", "shape"),
     [
