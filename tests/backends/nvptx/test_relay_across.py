@@ -162,7 +162,7 @@ def test_what_is_none_is_refused() -> None:
         made = gradients((1, 1, 64, 64, 64), "a", dtype="bf16", function=others)
         contract.apply(made, RelayedAcross("r", 128, 2, 1, True))
     with pytest.raises(ScheduleError, match="at a time"):
-        contract.apply(gradients((1, 1, 64, 64, 64), "a", dtype="bf16"), RelayedAcross("r", 64, 2, 1, True))
+        contract.apply(gradients((1, 1, 64, 64, 64), "a", dtype="bf16"), RelayedAcross("r", 32, 2, 1, True))
 
 
 def test_what_is_spread_is_read_by_products_alone() -> None:
