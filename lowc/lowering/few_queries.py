@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from lowc.ir.index import Index, constant, floordiv, ix, mod, sole_atom
-from lowc.ir.nodes import Expr, Var
+from lowc.ir.nodes import Expr, Op, Var
 from lowc.ir.types import accumulate_dtype, i64
-from lowc.ir.walk import free_atoms
+from lowc.ir.walk import free_atoms, same
+from lowc.lowering import flex_tiles
 from lowc.lowering.attention_nest import Attention, OfRow, Over, kernel, nest, normal, score_of, sharing
 from lowc.lowering.builder import Builder
 from lowc.lowering.scalars import const, op, select
@@ -203,18 +204,20 @@ def _ranges(b: Builder, asked: Attention) -> Ranges | None:
         return None
     if rows > FEW or not batch * heads * rows:
         return None
-    reads, differ = _told(b, asked)
-    packed = 1 if rows > 1 and differ else each
+    told = _told(b, asked)
+    packed = 1 if rows > 1 and told.differ else each
     blocks = batch * (heads // packed) * -(-rows * packed // ROWS)
     alone = None if packed == 1 else Ranges(1, asked.k.shape[2], True, packed)
+    if told.left_out:
+        return alone
     if keys is None:
         count = min(b.processors // blocks, MOST)
-        if count < 2 or reads:
+        if count < 2 or told.reads:
             return alone
         return Ranges(count, floordiv(asked.k.shape[2] + (count * KEYS - 1), ix(count * KEYS)) * KEYS, False, packed)
     tiles = -(-keys // KEYS)
     sizes = sorted({-(-tiles // n) for n in range(1, min(tiles, MOST) + 1)}, reverse=True)
-    if reads:
+    if told.reads:
         sizes = [n for n in sizes if keys % (n * KEYS) == 0]
     outputs = batch * heads * rows * (across + 2) * 4e-6
     best = min(sizes, key=lambda n: _time(tiles, n, blocks, (deep + across) / WIDE, outputs, b.processors), default=tiles)
@@ -231,13 +234,29 @@ def _time(tiles: int, size: int, blocks: int, width: float, outputs: float, proc
     return time if count == 1 else time + COMBINED + (RANGE + MEGABYTE * outputs) * count
 
 
-def _told(b: Builder, asked: Attention) -> tuple[bool, bool]:
-    """Whether scores are made of what is read (there is nothing to be read beyond the last key); whether they differ from query
-    to query by more than that: schedules read off such masks which keys a row sees, where rows are queries."""
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Whether scores are made of what is read: nothing is to be read beyond the last key.  Whether they ``differ`` from query
+    to query by more than that: schedules read off such masks which keys a row sees, where rows are queries.  Whether tiles of
+    keys are ``left_out``, as those of others' pages: how many are left nobody knows, and the first of a range never is.
+    """
+
+    reads: bool
+    differ: bool
+    left_out: bool
+
+
+def _told(b: Builder, asked: Attention) -> _Told:
     if asked.score is None:
-        return asked.bias is not None, False
+        return _Told(asked.bias is not None, False, False)
     shape = (*asked.q.shape[:3], asked.k.shape[2])
     with b.dropped(), b.loops(shape, range(4), "p") as at:
-        made = asked.score(b, Var("product", accumulate_dtype(asked.q.dtype)), tuple(at))
+        score = asked.score(b, Var("product", accumulate_dtype(asked.q.dtype)), tuple(at))
         named = bool(b.nest.blocks[-1])
-        return bool(b.nest.params), named or sole_atom(at[2]) in free_atoms(made)
+        reads, differ = bool(b.nest.params), named or sole_atom(at[2]) in free_atoms(score)
+    left_out = False
+    while isinstance(score, Op) and score.name == "select" and same(score.args[2], const(-math.inf, score.dtype)):
+        of_keys = sole_atom(at[3]) in free_atoms(score.args[0])
+        left_out = left_out or of_keys and flex_tiles.of_tile(score.args[0], at[2:])
+        score = score.args[1]
+    return _Told(reads, differ, left_out)

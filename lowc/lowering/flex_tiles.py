@@ -58,12 +58,28 @@ def conditions(b: Builder, mask: Callable[[Coords], Sequence[Expr]], shape: Coor
     with b.dropped(), b.loops(shape, range(4), "p") as at:
         found = list(mask(tuple(at)))
     made = _Tiles(b, tuple(at), shape)
-    several = [made.possible(c) for c in found if not (_is_of_coordinates(c) or made.of_tile(c))]  # schedules see those
+    several = [made.possible(c) for c in found if not (_is_of_coordinates(c) or of_tile(c, made.at[2:]))]  # schedules see those
     return [c for c in several if c is not None]
 
 
 def _is_of_coordinates(value: Expr) -> bool:
     return all(isinstance(p, Op | FromIndex | Const) for p in parts(value)) and (isinstance(value, Op) and value.name in COMPARED)
+
+
+def of_tile(value: Expr, axes: Sequence[Index]) -> bool:
+    """Whether ``value`` is one for all of a tile as it is: ``table[b, j // 128] >= 0``, of a cache in pages, say."""
+    if any(isinstance(p, Var) for p in parts(value)):
+        return False
+    for part in parts(value):
+        for index in part.index if isinstance(part, Load) else (part.index,) if isinstance(part, FromIndex) else ():
+            if any(isinstance(a, Opaque) for a in atoms(index)):
+                return False
+            tiles = {a: ix(0) for a in atoms(index) if isinstance(a, FloorDiv) and (constant(a.den) or 1) % TILE == 0}
+            for axis in axes:
+                mine: dict[Atom, Index] = {a: n for a, n in tiles.items() if a.num == axis}
+                if constant(axis) is None and depends_on(substitute(index, mine), _axis(axis)):
+                    return False
+    return True
 
 
 class _Tiles:
@@ -86,27 +102,12 @@ class _Tiles:
             return lambda place: op(name, one(place), other(place))
         if value.name not in COMPARED or value.args[0].dtype.kind not in "iu":
             return None
-        if self.of_tile(value):
+        if of_tile(value, self.at[2:]):
             return lambda place: self.there(value, place)
         left, right = (self.ends(a) for a in value.args)
         if left is None or right is None:
             return None
         return lambda place: _compared(value.name, left(place), right(place))
-
-    def of_tile(self, value: Expr) -> bool:
-        """Whether ``value`` is one for all of a tile as it is: ``table[b, j // 128] >= 0``, of a cache in pages, say."""
-        if any(isinstance(p, Var) for p in parts(value)):
-            return False
-        for part in parts(value):
-            for index in part.index if isinstance(part, Load) else (part.index,) if isinstance(part, FromIndex) else ():
-                if any(isinstance(a, Opaque) for a in atoms(index)):
-                    return False
-                tiles = {a: ix(0) for a in atoms(index) if isinstance(a, FloorDiv) and (constant(a.den) or 1) % TILE == 0}
-                for axis in self.at[2:]:
-                    mine: dict[Atom, Index] = {a: n for a, n in tiles.items() if a.num == axis}
-                    if constant(axis) is None and depends_on(substitute(index, mine), _axis(axis)):
-                        return False
-        return True
 
     def ends(self, side: Expr) -> Ends | None:
         """None for what is no side that rows or keys alone tell."""
