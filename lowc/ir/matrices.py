@@ -21,6 +21,7 @@ from lowc.ir.index import atoms as index_atoms
 from lowc.ir.nodes import Alloc, Expr, For, Load, Op, Stmt, Store
 from lowc.ir.pairs import DOTS, neighbours
 from lowc.ir.types import f32, i32, u32
+from lowc.ir.walk import single
 
 AMX = "amx"
 SIDE = 16  # rows of a tile, and elements of 32 bits in a row
@@ -54,15 +55,10 @@ def is_amx(stmt: Stmt) -> bool:
 
 def matrix_product(stmt: Stmt) -> MatrixProduct | None:
     """The product that ``stmt`` is; None if it is none that the unit can do."""
-    if not isinstance(stmt, For) or not is_amx(stmt):
+    found = single(stmt) if is_amx(stmt) else None
+    if found is None or any(f.kind.name != "serial" for f in found[0][1:]):
         return None
-    axes: list[Axis] = []
-    inside: Stmt = stmt
-    while isinstance(inside, For):
-        if len(inside.body) != 1 or (axes and inside.kind.name != "serial"):
-            return None
-        axes.append(inside.axis)
-        inside = inside.body[0]
+    axes, inside = [f.axis for f in found[0]], found[1]
     if len(axes) != 3 or not isinstance(inside, Store) or inside.reducer != "add" or inside.mask is not None:
         return None
     rows, columns, depth = axes

@@ -102,7 +102,7 @@ class Kind:
     loop keeps in flight at a time, each with accumulators of its own (hides the latency of reductions).
     ``width`` is the lanes of a vector axis, the factor of an unrolled one, the threads of a thread axis, the iterations of a
     parallel one below which it stays on one core, the stages of a pipeline, the teams of threads that have iterations in turn;
-    ``key`` names the instruction of an instr axis (the nest is its meaning).
+    ``key`` names the instruction of an instr axis (the nest is its meaning).  Turns of an unrolled loop ``APART`` are not mixed.
     """
 
     name: str = "serial"
@@ -111,6 +111,7 @@ class Kind:
     interleave: int = 1
 
 
+APART = "apart"  # the key of an unrolled loop each turn of which is a block of code of its own
 SERIAL = Kind()
 PARALLEL = Kind("parallel")
 

@@ -57,7 +57,7 @@ from lowc.ir.tiles import (
     row,
     tile_product,
 )
-from lowc.ir.walk import parts, statements
+from lowc.ir.walk import parts, single, statements
 
 Product = TypeVar("Product")
 QUAD, SPREAD = "quad", "spread"
@@ -158,13 +158,10 @@ class Relay:
 
 def _nest(loop: Stmt, key: str) -> tuple[list[For], Store] | None:
     """The loops over threads, what a thread has, and what is combined, and the store in them."""
-    nest: list[For] = []
-    inside: Stmt = loop
-    while isinstance(inside, For):
-        if len(inside.body) != 1:
-            return None
-        nest.append(inside)
-        inside = inside.body[0]
+    found = single(loop)
+    if found is None:
+        return None
+    nest, inside = found
     if len(nest) != 3 or not isinstance(inside, Store) or not inside.reducer or inside.mask is not None:
         return None
     if nest[0].kind.name != "thread" or nest[1].kind.key != key or nest[2].kind.name != "serial":

@@ -33,7 +33,7 @@ from lowc.ir.index import Index, constant, floordiv, ix, mod
 from lowc.ir.nodes import Alloc, Buffer, Expr, For, Load, Op, Stmt, Store
 from lowc.ir.places import places_of
 from lowc.ir.types import DType, f8e4m3, f8e5m2, f32, i8, i32
-from lowc.ir.walk import statements
+from lowc.ir.walk import single, statements
 
 COPY, TMA, ASYNC = "copy", "tma", "async"
 WGMMA, MMA, APART = "wgmma", "mma", "wgmma_apart"
@@ -146,13 +146,12 @@ def copy_nest(stmt: Stmt, keys: Collection[str]) -> tuple[tuple[For, ...], Store
     How often they run is known, and nothing is reduced."""
     if not isinstance(stmt, For) or stmt.kind.name != "instr" or stmt.kind.key not in keys:
         return None
-    loops: list[For] = []
-    inside: Stmt = stmt
-    while isinstance(inside, For):
-        if constant(inside.axis.extent) is None or len(inside.body) != 1 or (loops and inside.kind.name != "serial"):
-            return None
-        loops.append(inside)
-        inside = inside.body[0]
+    found = single(stmt)
+    if found is None:
+        return None
+    loops, inside = found
+    if any(constant(f.axis.extent) is None for f in loops) or any(f.kind.name != "serial" for f in loops[1:]):
+        return None
     return (tuple(loops), inside) if isinstance(inside, Store) and not inside.reducer else None
 
 
@@ -213,13 +212,10 @@ class TileProduct:
 
 def tile_product(loop: Stmt, keys: Collection[str] = (WGMMA,)) -> TileProduct | None:
     """The TileProduct by one of ``keys`` that a thread loop is, or None: every coordinate must be where the hardware has it."""
-    nest: list[For] = []
-    inside: Stmt = loop
-    while isinstance(inside, For):
-        if len(inside.body) != 1:
-            return None
-        nest.append(inside)
-        inside = inside.body[0]
+    found = single(loop)
+    if found is None:
+        return None
+    nest, inside = found
     if len(nest) != 3 or not isinstance(inside, Store) or inside.reducer != "add" or inside.mask is not None:
         return None
     threads, numbers, depths = (f.axis for f in nest)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lowc.errors import VerifyError
 from lowc.ir.index import constant, lower_bound
 from lowc.ir.matrices import is_amx, matrix_product
-from lowc.ir.nodes import LEVELS, Acc, Alloc, Buffer, For, If, Kernel, Let, Stmt, Store, Update
+from lowc.ir.nodes import APART, LEVELS, Acc, Alloc, Buffer, For, If, Kernel, Let, Stmt, Store, Update
 from lowc.ir.ops import REDUCERS
 from lowc.ir.types import DType, i64
 from lowc.ir.verify_values import (
@@ -127,7 +127,7 @@ def _for(s: State, stmt: For) -> None:
         if kind.key not in ("", "y"):
             s.fail(f"a thread loop is of dimension x (unnamed) or y, not {kind.key}")
     elif kind.name == "unroll":
-        if kind.key not in ("", "apart"):
+        if kind.key not in ("", APART):
             s.fail(f"turns of an unrolled loop are mixed (unnamed) or apart, not {kind.key}")
     elif bool(kind.key) != (kind.name == "instr"):
         s.fail("instr loops, and only they, name an instruction")

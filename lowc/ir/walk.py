@@ -122,6 +122,17 @@ def _add_statements(body: Sequence[Stmt], found: list[Stmt]) -> None:
             _add_statements(stmt.body, found)
 
 
+def single(stmt: Stmt) -> tuple[list[For], Stmt] | None:
+    """(the loops that ``stmt`` is, outermost first, what is in the innermost) if each holds one statement; else None."""
+    loops: list[For] = []
+    while isinstance(stmt, For):
+        if len(stmt.body) != 1:
+            return None
+        loops.append(stmt)
+        stmt = stmt.body[0]
+    return loops, stmt
+
+
 def loads(body: Sequence[Stmt]) -> Iterator[Load]:
     """Every load in ``body``."""
     for stmt in statements(body):

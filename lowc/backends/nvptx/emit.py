@@ -35,6 +35,7 @@ from lowc.errors import CodegenError
 from lowc.ir.index import Index, constant
 from lowc.ir.index import prove_nonneg as proven
 from lowc.ir.nodes import (
+    APART,
     Acc,
     Alloc,
     Barrier,
@@ -445,7 +446,7 @@ class Emitter:
         if extent is not None and (extent <= 1 or (wanted and extent <= max(MAX_UNROLLED, kind.width))):
             for n in range(extent):
                 self.t.axes[stmt.axis.name] = n
-                if kind.key == "apart":
+                if kind.key == APART:
                     self.b.branch(always(self.t), [], lambda: self.nothing(lambda: self.scoped(stmt.body)))
                 else:
                     self.scoped(stmt.body)
