@@ -67,9 +67,14 @@ WAY: dict[str, Any] = {"groups": 2, "keys": 128, "stages": 2, "late_first": Fals
 
 
 def by_tiles(kernel: Kernel, **changed: Any) -> Kernel:
-    """``kernel`` by tiles, with the params that it still needs."""
+    """``kernel`` by tiles."""
     loop: Any = kernel.body[0]
-    done = contract.apply(kernel, Relayed(loop.axis.name, **{**WAY, **changed}))
+    return applied(kernel, Relayed(loop.axis.name, **{**WAY, **changed}))
+
+
+def applied(kernel: Kernel, step: contract.Step) -> Kernel:
+    """What ``step`` makes of ``kernel``, with the params that it still needs."""
+    done = contract.apply(kernel, step)
     used = {id(b) for b in buffers(done.body)}
     return make_kernel(done.name, done.body, [p for p in done.params if id(p) in used])
 

@@ -11,12 +11,12 @@ from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
 from lowc.ir.types import f32
 from lowc.ir.verify import verify_module
-from lowc.ir.walk import buffers, make_kernel, statements
+from lowc.ir.walk import statements
 from lowc.options import Options
 from lowc.scheduler import choose_gradient, contract, schedule
 from lowc.scheduler.attention_gradient import find, visible, whole
 from lowc.scheduler.gradient_blocks import GradientBlocks
-from tests.scheduler.attentions import Shape
+from tests.scheduler.attentions import Shape, applied
 from tests.scheduler.gradients import check, gradients
 from tests.scheduler.test_online import X86
 
@@ -26,9 +26,7 @@ LOCAL = ("weights", "slopes", "slopes_q")
 
 def by_blocks(kernel: Kernel, **changed: Any) -> Kernel:
     """``kernel`` by blocks, with the params that it still needs."""
-    done = contract.apply(kernel, GradientBlocks(**{**WAY, **changed}))
-    used = {id(b) for b in buffers(done.body)}
-    done = make_kernel(done.name, done.body, [p for p in done.params if id(p) in used])
+    done = applied(kernel, GradientBlocks(**{**WAY, **changed}))
     module = Module("SCHEDULED", done.sizes, (*done.params, *done.sizes), (), (), (Launch(done, done.params),))
     verify_module(module, "SCHEDULED")
     assert not set(LOCAL) & {p.name for p in done.params}

@@ -9,13 +9,13 @@ from lowc.ir.nodes import For, Kernel, Kind, Launch, Module
 from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
 from lowc.ir.verify import verify_module
-from lowc.ir.walk import buffers, make_kernel, statements
+from lowc.ir.walk import buffers, statements
 from lowc.options import Options
 from lowc.scheduler import choose_online, contract, schedule
 from lowc.scheduler.online import Online
 from lowc.scheduler.online_dots import OnlineDots
 from lowc.target import Target
-from tests.scheduler.attentions import Shape, attention, interpreted
+from tests.scheduler.attentions import Shape, applied, attention, interpreted
 
 CLOSE = {"f32": 1e-6, "bf16": 6e-3, "f16": 8e-4}
 MANY: dict[str, Any] = {"rows": 16, "keys": 16, "tile": (4, 8), "lanes": 4, "kind": Kind("parallel")}
@@ -26,9 +26,7 @@ def by_blocks(kernel: Kernel, step: type[Online] | type[OnlineDots] = Online, **
     """``kernel`` by blocks, with the params that it still needs."""
     loop: Any = kernel.body[0]
     way = MANY if step is Online else FEW
-    done = contract.apply(kernel, step(loop.axis.name, **{**way, **changed}))
-    used = {id(b) for b in buffers(done.body)}
-    done = make_kernel(done.name, done.body, [p for p in done.params if id(p) in used])
+    done = applied(kernel, step(loop.axis.name, **{**way, **changed}))
     launch = Launch(done, done.params)
     verify_module(Module("SCHEDULED", done.sizes, (*done.params, *done.sizes), (), (), (launch,)), "SCHEDULED")
     assert not {"scores", "weights"} & {p.name for p in done.params}

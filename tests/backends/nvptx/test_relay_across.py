@@ -17,12 +17,11 @@ from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
 from lowc.ir.tiles import column, held_at, row
 from lowc.ir.verify_gpu import verify_kernel_threads
-from lowc.ir.walk import buffers, make_kernel
 from lowc.options import Options
 from lowc.scheduler import choose_attention, contract
 from lowc.scheduler.relay_across import RelayedAcross
 from tests.backends.nvptx.test_tensor_cores import assembled, clean
-from tests.scheduler.attentions import TARGET, Shape, machine
+from tests.scheduler.attentions import TARGET, Shape, applied, machine
 from tests.scheduler.gradients import check, gradients
 
 pytest.importorskip("llvmlite")
@@ -37,9 +36,7 @@ def by_tiles(kernel: Kernel, **changed: Any) -> Kernel:
     """``kernel`` as it is chosen, but for what is ``changed``, with the params that it still needs."""
     way = choose_attention.gradients(kernel, TARGET)[0]
     fields = {f: getattr(way, f) for f in way.__slots__}
-    done = contract.apply(kernel, RelayedAcross(**{**fields, **changed}))
-    used = {id(b) for b in buffers(done.body)}
-    return make_kernel(done.name, done.body, [p for p in done.params if id(p) in used])
+    return applied(kernel, RelayedAcross(**{**fields, **changed}))
 
 
 @pytest.mark.skipif(not shutil.which("ptxas"), reason="needs ptxas")

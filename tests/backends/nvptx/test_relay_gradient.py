@@ -12,12 +12,11 @@ from lowc.ir.nodes import Kernel, Launch, Module
 from lowc.ir.parser import parse_kernel
 from lowc.ir.printer import print_kernel
 from lowc.ir.verify import verify_module
-from lowc.ir.walk import buffers, make_kernel
 from lowc.options import Options
 from lowc.scheduler import choose_attention, contract
 from lowc.scheduler.relay_gradient import RelayedGradient
 from tests.backends.nvptx.test_tensor_cores import assembled, clean
-from tests.scheduler.attentions import TARGET, Shape, machine
+from tests.scheduler.attentions import TARGET, Shape, applied, machine
 from tests.scheduler.gradients import check, gradients
 
 pytest.importorskip("llvmlite")
@@ -31,9 +30,7 @@ def by_tiles(kernel: Kernel, **changed: Any) -> Kernel:
     """``kernel`` as it is chosen, but for what is ``changed``, with the params that it still needs."""
     way = choose_attention.gradients(kernel, TARGET)[0]
     fields = {f: getattr(way, f) for f in way.__slots__}
-    done = contract.apply(kernel, RelayedGradient(**{**fields, **changed}))
-    used = {id(b) for b in buffers(done.body)}
-    done = make_kernel(done.name, done.body, [p for p in done.params if id(p) in used])
+    done = applied(kernel, RelayedGradient(**{**fields, **changed}))
     module = Module("SCHEDULED", done.sizes, (*done.params, *done.sizes), (), (), (Launch(done, done.params),))
     verify_module(module, "SCHEDULED")
     assert not {p.name for p in done.params} & {"weights", "slopes", "slopes_q"}

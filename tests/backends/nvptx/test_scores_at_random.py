@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from lowc.ir.walk import buffers, make_kernel
 from lowc.options import Options
-from lowc.scheduler import choose_attention, contract
+from lowc.scheduler import choose_attention
 from tests.backends.nvptx.test_relay_across import by_tiles as gradients_by_tiles
 from tests.backends.nvptx.test_tensor_cores import assembled, clean
 from tests.scheduler import functions_of_scores, gradients_of_functions
-from tests.scheduler.attentions import TARGET, machine
+from tests.scheduler.attentions import TARGET, applied, machine
 from tests.scheduler.functions_of_scores import CAUSAL
 
 pytest.importorskip("llvmlite")
@@ -79,9 +78,7 @@ def said_of(form: Form, deep: int, gradients: bool, folder: Path) -> str:
         kernel = gradients_by_tiles(gradients_of_functions.kernel_by(score, mask, slope, shape))
     else:
         plain = functions_of_scores.kernel_by(score, mask, shape)
-        done = contract.apply(plain, choose_attention.choices(plain, TARGET)[0])
-        used = {id(b) for b in buffers(done.body)}
-        kernel = make_kernel(done.name, done.body, [p for p in done.params if id(p) in used])
+        kernel = applied(plain, choose_attention.choices(plain, TARGET)[0])
     ptx = nvptx.compile_module(machine(kernel), TARGET, Options()).code.decode()
     assert "wgmma.mma_async" in ptx and "setmaxnreg" in ptx
     return assembled(ptx, folder)
