@@ -182,35 +182,44 @@ def copying_of(form: Form, factor: Expr, along: For) -> float:
 
 
 def _plan(form: Form, sizes: Sizes, lanes: int, kind: Kind) -> tuple[Step, ...]:
-    found = form.found
-    rows, columns, depth = form.rows.axis.name, found.columns.axis.name, found.depth.axis.name
-    (tall, across), (high, wide) = sizes.tile, sizes.block
+    found, (tall, across) = form.found, sizes.tile
     plan = copy_of(form, found.right, "b", across, lanes, kind)
     if how_copied(form, tall):
         plan += copy_of(form, found.left, "a", tall, lanes, kind)
+    steps, depth, turn = in_blocks(form, sizes.tile, sizes.block, sizes.settled, sizes.deep, lanes, kind)
+    deep = constant(found.depth.axis.extent)
+    soon = None if deep is None else Soon(across * deep, -(-sizes.block[0] // tall), turn)
+    return (*plan, *steps, Registers(depth, tall, across, lanes, (memory("a"), memory("b")), soon))
+
+
+def in_blocks(
+    form: Form, tile: tuple[int, int], block: tuple[int, int], settled: bool, deep: int, lanes: int, kind: Kind
+) -> tuple[list[Step], str, str]:
+    """The steps that make blocks of which sums are in an array, or tiles of them if they are ``settled``, ``deep`` at a time; the
+    names of the loop over the depth, and of that over tiles of rows ("" if there is none)."""
+    found, steps, turn = form.found, list[Step](), ""
+    rows, columns, depth = form.rows.axis.name, found.columns.axis.name, found.depth.axis.name
+    (tall, across), (high, wide) = tile, block
     order = (*(f.axis.name for f in form.batch), rows, columns)
     if order != tuple(f.axis.name for f in found.outer):
-        plan.append(Reorder(order))
-    plan.append(Grid(order, (*([1] * len(form.batch)), high, wide), kind))
-    i, j, turn = f"{rows}_i", f"{columns}_i", ""
-    turns = -(-high // tall)
-    if sizes.settled:
-        plan += [Reorder((j, i)), Grid((j, i), (across, tall), Kind())]
+        steps.append(Reorder(order))
+    steps.append(Grid(order, (*([1] * len(form.batch)), high, wide), kind))
+    i, j = f"{rows}_i", f"{columns}_i"
+    if settled:
+        steps += [Reorder((j, i)), Grid((j, i), (across, tall), Kind())]
         turn, i, j, high, wide = f"{i}_g", f"{i}_i", f"{j}_i", tall, across
-        plan.append(Reorder((i, j)))
-    plan.append(Outward((i, j), (high, wide)))
+        steps.append(Reorder((i, j)))
+    steps.append(Outward((i, j), (high, wide)))
     if form.turned:
         side = next(n for n in (lanes, 8, 4) if n <= min(wide, estimate(found.columns.axis.extent)))
-        plan += [Reorder((j, i)), Tile(j, i, side, side, 1, True)]
+        steps += [Reorder((j, i)), Tile(j, i, side, side, 1, True)]
     else:
-        plan.append(Bind(j, Kind("vector", lanes, "", across // lanes if sizes.settled else flight(found))))
-    deep = constant(found.depth.axis.extent)
-    if deep is None or deep > sizes.deep:
-        plan.append(Split(depth, sizes.deep))
+        steps.append(Bind(j, Kind("vector", lanes, "", across // lanes if settled else flight(found))))
+    known = constant(found.depth.axis.extent)
+    if known is None or known > deep:
+        steps.append(Split(depth, deep))
         depth = f"{depth}_i"
-    soon = None if deep is None else Soon(across * deep, turns, turn)
-    plan.append(Registers(depth, tall, across, lanes, (memory("a"), memory("b")), soon))
-    return tuple(plan)
+    return steps, depth, turn
 
 
 def copy_of(

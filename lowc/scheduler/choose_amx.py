@@ -23,7 +23,7 @@ from lowc.ir.matrices import SIDE
 from lowc.ir.nodes import Expr, For, Kernel, Kind
 from lowc.scheduler import contract
 from lowc.scheduler.ahead import memory
-from lowc.scheduler.apply import Bind, Reorder, Split, Tile
+from lowc.scheduler.apply import Bind, Reorder, Tile
 from lowc.scheduler.choose import PARALLEL_WORK
 from lowc.scheduler.choose_ahead import (
     FORK,
@@ -34,18 +34,17 @@ from lowc.scheduler.choose_ahead import (
     elements,
     forms_of,
     how_copied,
+    in_blocks,
     lies_across,
 )
 from lowc.scheduler.contract import Step
 from lowc.scheduler.contraction import Contraction, find, is_fixed, is_masked_along
-from lowc.scheduler.grid import Grid
 from lowc.scheduler.matrices import Matrices
 from lowc.scheduler.nest import estimate, iterations
-from lowc.scheduler.outward import Outward
 from lowc.scheduler.pack import Pack
 from lowc.scheduler.pairs import Pairs
 from lowc.scheduler.quads import Quads
-from lowc.scheduler.tiles import STACK, flight, lengths
+from lowc.scheduler.tiles import STACK, lengths
 from lowc.target import Target
 
 LANES = 16  # elements of 32 bits in a vector
@@ -107,15 +106,12 @@ def _sizes(form: Form, target: Target, cores: int) -> list[tuple[float, Sizes]]:
     may_pack = not is_fixed(found, found.right) and not is_masked_along(found.right, found.depth.axis)
     best: dict[str, tuple[float, Sizes]] = {}
     for tall, wide in PRODUCTS:
-        across = lies_across(found.left, form.rows.axis, found.depth.axis)
-        copied = across or how_copied(form, tall) != ""
+        copied = how_copied(form, tall) != ""
         right, left = elements(form, found.right, found.columns, wide), elements(form, found.left, form.rows, tall)
         if any(n * 4 > LARGEST and not is_fixed(found, f) for n, f in ((right, found.right), (left * copied, found.left))):
             continue
-        copying = copying_of(form, found.right, found.columns) * right
-        copying += copying_of(form, found.left, form.rows) * left * copied
-        fixed = copying / cores + (FORK if cores > 1 else 0)
         own = copying_of(form, found.left, form.rows) * left * copied / cores
+        fixed = own + copying_of(form, found.right, found.columns) * right / cores + (FORK if cores > 1 else 0)
         tiles = (tall // SIDE) * (wide // SIDE)
         step = max(PRODUCT * tiles, LOAD * (tall + wide) / SIDE)  # 16 elements deep
         for high in lengths(rows, tall):
@@ -149,32 +145,14 @@ def _slice(depth: int) -> int:
 
 
 def _plan(form: Form, sizes: Sizes, kind: Kind) -> tuple[Step, ...]:
-    found = form.found
-    rows, columns, depth = form.rows.axis.name, found.columns.axis.name, found.depth.axis.name
-    (tall, across), (high, wide) = sizes.tile, sizes.block
+    found, (tall, across) = form.found, sizes.tile
     plan = [] if sizes.form == "packed" else _copy(form, found.right, "b", across, kind)
-    if how_copied(form, tall) or lies_across(found.left, form.rows.axis, found.depth.axis):
+    if how_copied(form, tall):
         plan += _copy(form, found.left, "a", tall, kind)
-    order = (*(f.axis.name for f in form.batch), rows, columns)
-    if order != tuple(f.axis.name for f in found.outer):
-        plan.append(Reorder(order))
-    plan.append(Grid(order, (*([1] * len(form.batch)), high, wide), kind))
-    i, j = f"{rows}_i", f"{columns}_i"
-    if sizes.form == "settled":
-        plan += [Reorder((j, i)), Grid((j, i), (across, tall), Kind())]
-        i, j, high, wide = f"{i}_i", f"{j}_i", tall, across
-        plan.append(Reorder((i, j)))
-    plan.append(Outward((i, j), (high, wide)))
-    if form.turned:
-        side = next(n for n in (LANES, 8, 4) if n <= min(wide, estimate(found.columns.axis.extent)))
-        plan += [Reorder((j, i)), Tile(j, i, side, side, 1, True)]
-    else:
-        plan.append(Bind(j, Kind("vector", LANES, "", across // LANES if sizes.form == "settled" else flight(found))))
-    if (constant(found.depth.axis.extent) or 0) > sizes.deep:
-        plan.append(Split(depth, sizes.deep))
-        depth = f"{depth}_i"
+    steps, depth, _ = in_blocks(form, sizes.tile, sizes.block, sizes.form == "settled", sizes.deep, LANES, kind)
+    plan += steps
     if sizes.form == "packed":
-        plan += _pack(form, depth, across, (wide, sizes.deep))
+        plan += _pack(form, depth, across, (sizes.block[1], sizes.deep))
     plan.append(Matrices(depth, tall, across, (memory("a"), memory("b"))))
     return tuple(plan)
 

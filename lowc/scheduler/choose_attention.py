@@ -80,10 +80,10 @@ def choices(kernel: Kernel, target: Target) -> tuple[Relayed, ...]:
     read = any(isinstance(p, Load) and found.keys in free_atoms(p) for p in parts(score))  # what is loaded takes registers
     read = read or bool(found.lets)
     few = found.rows is None or (constant(found.rows.axis.extent) or ROWS + 1) <= ROWS
-    told = [of_tiles(score, rows, n * ROWS, found.keys, KEYS)[0] is not None for n in (2, 3)]  # tiles to be left out
-    made = [of_tiles(score, rows, 2 * ROWS, found.keys, KEYS)[1]]
+    by_tiles = [of_tiles(score, rows, n * ROWS, found.keys, KEYS) for n in (2, 3)]
+    told = [condition is not None for condition, _ in by_tiles]  # tiles to be left out
     placed = 0 if max(deep, wide) <= THIN else APART[0]
-    weighs = burden(made, found.lets, rows, found.keys, [found.product.name], both=2, cap=0, placed=placed)
+    weighs = burden([by_tiles[0][1]], found.lets, rows, found.keys, [found.product.name], both=2, cap=0, placed=placed)
     read = read or weighs >= MANY
     apart = sum(weighs >= least for least in APART)
     fitting = [

@@ -16,9 +16,8 @@ from lowc.ir.index import Axis, Index, constant, ix, mod
 from lowc.ir.matrices import AMX, matrix_product
 from lowc.ir.nodes import For, Kind, Op, Stmt, Store
 from lowc.ir.walk import Substitution, free_atoms
-from lowc.scheduler.contraction import is_product
-from lowc.scheduler.nest import chain, nested
-from lowc.scheduler.registers import count_tiles, inside, loads_inside
+from lowc.scheduler.nest import nested
+from lowc.scheduler.registers import added, count_tiles, inside, loads_inside
 from lowc.scheduler.rename import fresh
 
 
@@ -36,11 +35,7 @@ class Matrices:
 
 def matrices(loop: For, step: Matrices, taken: set[str]) -> tuple[Stmt, ...]:
     """``loop`` as loops over products of tiles; raises ScheduleError."""
-    loops = chain((loop,))
-    add = loops[-1].body[0]
-    if len(loops) != 3 or len(loops[-1].body) != 1 or not isinstance(add, Store) or not is_product(add.value):
-        raise ScheduleError(f"the loop over {step.axis} adds no product to an array along two axes")
-    i, j = loops[1].axis, loops[2].axis
+    i, j, add, product = added(loop)
 
     def axis(of: Axis, suffix: str, extent: Index | int) -> Axis:
         return Axis(fresh(f"{of.name}_{suffix}", taken), ix(extent))
@@ -50,7 +45,7 @@ def matrices(loop: For, step: Matrices, taken: set[str]) -> tuple[Stmt, ...]:
     place = Substitution({i: ix(above) * step.rows + row, j: ix(beside) * step.columns + column})
     where = place.index(add.index[0])
     inside(add.buffer, where)
-    value = place.expr(add.value)
+    value = place.expr(product)
     assert isinstance(value, Op)
     for factor in value.args:
         used = free_atoms(factor)

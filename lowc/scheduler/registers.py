@@ -68,13 +68,7 @@ class Soon:
 
 def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
     """``loop`` as loops over tiles; raises ScheduleError."""
-    loops = chain((loop,))
-    add = loops[-1].body[0]
-    if len(loops) != 3 or len(loops[-1].body) != 1 or not isinstance(add, Store) or not is_product(add.value):
-        raise ScheduleError(f"the loop over {step.axis} adds no product to an array along two axes")
-    i, j = loops[1].axis, loops[2].axis
-    value = add.value
-    assert isinstance(value, Op)
+    i, j, add, value = added(loop)
     used = [free_atoms(a) for a in value.args]
     left = 0 if j not in used[0] else 1
     if j in used[left] or i in used[1 - left] or add.reducer != "add" or add.mask is not None:
@@ -129,6 +123,16 @@ def registers(loop: For, step: Registers, taken: set[str]) -> tuple[Stmt, ...]:
     )
     known = Substitution({a: ix(0) for a in (beside, above) if constant(a.extent) == 1})
     return nested([a for a in (beside, above) if a not in known.atoms], known.body(body))
+
+
+def added(loop: For) -> tuple[Axis, Axis, Store, Op]:
+    """(rows, columns, the store, the product that it adds) of products added to an array in ``loop``; raises ScheduleError."""
+    loops = chain((loop,))
+    add = loops[-1].body[0]
+    if len(loops) != 3 or len(loops[-1].body) != 1 or not isinstance(add, Store) or not is_product(add.value):
+        raise ScheduleError(f"the loop over {loop.axis.name} adds no product to an array along two axes")
+    assert isinstance(add.value, Op)
+    return loops[1].axis, loops[2].axis, add, add.value
 
 
 def count_tiles(axis: Axis, size: int) -> Index:

@@ -50,7 +50,7 @@ class RelayedAcross:
     of up to 64, else 64.  Blocks of ``heads`` come before those of others.  ``stagger``: blocks begin at different rows of
     queries, where they have all of them, so that they add to different places at a time.  ``strips``: how many are in turn where
     results leave; 0 where threads store.  ``apart``: how many of the loops over scores by
-    functions run turn by turn, outermost first."""
+    functions run turn by turn, outermost first; more than there are: rows of a thread are apart as well."""
 
     axis: str
     others: int
@@ -79,10 +79,8 @@ class _Across(GradientTiles):
         self.way, self.across = step, side.across
         self.spans = [-(-(constant(p.depth.extent) or 0) // tiles.SPAN) for p in side.products]
         # each group multiplies across 64 rows of others, by a span of columns, or by half of one
-        parts = self.spans[0] * step.others // tiles.SPAN
-        if parts not in (1, GROUPS) or self.spans[0] != self.spans[1]:
-            raise ScheduleError(f"{step.others} others at a time for heads of {self.spans} spans")
-        if self.tile_of != [1, 0] or [m.kept for m in side.mixes] != [0, 1]:
+        fits = self.spans[0] == self.spans[1] and self.spans[0] * step.others // tiles.SPAN in (1, GROUPS)
+        if not fits or self.tile_of != [1, 0] or [m.kept for m in side.mixes] != [0, 1]:
             raise ScheduleError(f"{step.others} others at a time for heads of {self.spans} spans")
         self.split = step.others < self.high  # whether groups have columns of their own across, not rows
         self.wide = min(tiles.SPAN, self.spans[0] * tiles.SPAN // (GROUPS if self.split else 1))  # columns of a group across

@@ -3,8 +3,8 @@
 A thread of attention on tensor cores holds most of its registers in sums, 192 of 240 for gradients.  ptxas mixes what is made of
 one score with what is made of others, so that nothing waits for loads and instructions, until it spills registers.  What helps
 takes time (``benchmarks/results/h200_flex_attention.md``): fewer sums, or turns ``apart``.  So they are for functions that need
-them: of a burden, counted here, from which on assembled code had spills.  The counts were fitted to what ptxas 13.0 says of the
-functions in ``tests/scheduler/functions_of_scores.py``; a test assembles those again.
+them: of a burden, counted here, from which on assembled code had spills.  The counts were fitted to what ptxas 13.0 says of
+functions that ``tests/backends/nvptx/test_scores_at_random.py`` assembles again.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,8 @@ def burden(
                 if part.name in PIECES and part.dtype.kind == "f" or part.name not in CHEAP and not by_number:
                     dear.add(part.name)
                 floats |= part.name == "cast" and part.dtype.kind == "f" and isinstance(part.args[0], FromIndex)
-                reads = part.name in COMPARED and any(isinstance(p, Load) and not _of_row(p, of_column) for p in parts(part))
+                read = [p for p in parts(part) if isinstance(p, Load)] if part.name in COMPARED else []
+                reads = any(not of_column.isdisjoint(free_atoms(p)) for p in read)
                 if reads and all(not same(part, other) for other in told):
                     told.append(part)
             elif isinstance(part, FromIndex):
@@ -71,7 +72,3 @@ def burden(
         found += TOLD * (2 if number or made else 1)
     counts = {"tanh": cap, **dict.fromkeys(PIECES, BENT), **dict.fromkeys(SEVERAL, DEAR)}
     return found + WINDING * winding + placed * floats + sum(counts.get(name, MANY) for name in dear)
-
-
-def _of_row(value: Expr, of_column: set[Atom]) -> bool:
-    return of_column.isdisjoint(free_atoms(value))

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lowc.errors import ScheduleError
 from lowc.ir import outlets, tiles
@@ -24,7 +25,7 @@ from lowc.ir.index import (
     mod,
     split,
 )
-from lowc.ir.nodes import Alloc, Buffer, Expr, For, Kind, Load, Op, Stmt, Store, Var
+from lowc.ir.nodes import APART, Alloc, Buffer, Expr, For, Kind, Load, Op, Stmt, Store, Var
 from lowc.ir.types import DType, f32
 from lowc.ir.walk import Substitution, both, free_atoms, with_mask
 from lowc.scheduler.nest import nested, numel
@@ -32,14 +33,13 @@ from lowc.scheduler.rename import coordinate, coordinates, fresh, let
 from lowc.scheduler.tile_epilogue import less
 
 UNROLL = Kind("unroll", 128)
-APART = Kind("unroll", 128, "apart")  # registers of a turn are those of the next
 PAIR = Kind("vector", 2)
 PIECE = 8  # columns of which a thread has two neighbours
 
 
 def turn_by_turn(apart: int, loops: int) -> tuple[Kind, ...]:
-    """Kinds of so many nested loops, the first of which run turn by turn."""
-    return tuple([APART if n < apart else UNROLL for n in range(loops)])
+    """Kinds of so many nested loops, the first of which run turn by turn: registers of a turn are those of the next."""
+    return tuple([replace(UNROLL, key=APART) if n < apart else UNROLL for n in range(loops)])
 
 
 class RelayTiles:
