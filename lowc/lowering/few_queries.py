@@ -208,8 +208,6 @@ def _ranges(b: Builder, asked: Attention) -> Ranges | None:
     packed = 1 if rows > 1 and told.differ else each
     blocks = batch * (heads // packed) * -(-rows * packed // ROWS)
     alone = None if packed == 1 else Ranges(1, asked.k.shape[2], True, packed)
-    if told.left_out:
-        return alone
     if keys is None:
         count = min(b.processors // blocks, MOST)
         if count < 2 or told.reads:
@@ -219,6 +217,8 @@ def _ranges(b: Builder, asked: Attention) -> Ranges | None:
     sizes = sorted({-(-tiles // n) for n in range(1, min(tiles, MOST) + 1)}, reverse=True)
     if told.reads:
         sizes = [n for n in sizes if keys % (n * KEYS) == 0]
+    if told.left_out:  # all at a time: the first tile of each, computed whatever the mask says, takes no time of others'
+        sizes = [n for n in sizes if blocks * -(-tiles // n) <= b.processors]
     outputs = batch * heads * rows * (across + 2) * 4e-6
     best = min(sizes, key=lambda n: _time(tiles, n, blocks, (deep + across) / WIDE, outputs, b.processors), default=tiles)
     count = -(-tiles // best)
@@ -238,7 +238,7 @@ def _time(tiles: int, size: int, blocks: int, width: float, outputs: float, proc
 class _Told:
     """Whether scores are made of what is read: nothing is to be read beyond the last key.  Whether they ``differ`` from query
     to query by more than that: schedules read off such masks which keys a row sees, where rows are queries.  Whether tiles of
-    keys are ``left_out``, as those of others' pages: how many are left nobody knows, and the first of a range never is.
+    keys are ``left_out``, as those of others' pages: nobody knows how many, and the first of a range never is.
     """
 
     reads: bool

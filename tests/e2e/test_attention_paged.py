@@ -1,5 +1,6 @@
 """Attention of a few queries, whose keys and values are in the pages of a cache that a table tells."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from torch.nn.attention.experimental._paged_attention import PagedAttention
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import lowc
+from lowc.backends import nvptx
 from lowc.compiler import lowered, target_of
 from lowc.frontend.aot import compile_module
-from lowc.ir.nodes import Launch
+from lowc.ir.nodes import Kernel, Launch
 from lowc.ir.relays import block_body, relay
+from lowc.lowering import few_queries
 from lowc.options import Options, parse
 from lowc.scheduler import pipeline
 from tests.e2e.test_flex_attention_gpu import HERE, for_gpu
@@ -98,15 +101,42 @@ def test_flex_attention_by_pages() -> None:
 
 
 @pytest.mark.parametrize("rows", [3, 1])
-def test_pages_of_others_are_left_out_on_a_gpu(rows: int) -> None:
+def test_pages_of_others_are_left_out_on_a_gpu(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table says of a tile of keys whether it is one of a batch's."""
+    monkeypatch.setattr(few_queries, "COMBINED", 1e3)  # one range
+    kernels = kernels_by_pages(rows)
+    found = relay(block_body(kernels[-1].body))
+    assert found is not None
+    assert [t.seen is not None for t in found.turns] == [False, True]
+
+
+@pytest.mark.parametrize(("size", "turns"), [(1, [False]), (3, [False, True])])
+def test_pages_of_others_are_left_out_in_ranges(size: int, turns: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """But the first tile of each."""
+    monkeypatch.setattr(few_queries, "_time", lambda tiles, n, *_: abs(n - size))
+    kernels = kernels_by_pages(1)
+    assert [f"_in_{9 // size}_ranges_of_keys" in k.name for k in kernels[-2:]] == [True, False]
+    found = relay(block_body(kernels[-2].body))
+    assert found is not None
+    assert [t.seen is not None for t in found.turns] == turns
+
+
+def test_ranges_with_pages_left_out_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More would wait for tiles that nobody needs."""
+    monkeypatch.setattr(few_queries, "_time", lambda tiles, n, *_: n)
+    few = replace(nvptx.default(), cores=BATCH * HEADS * 4 - 1)
+    monkeypatch.setattr(nvptx, "default", lambda: few)
+    assert "_in_3_ranges_of_keys" in kernels_by_pages(1)[-2].name
+
+
+def kernels_by_pages(rows: int) -> list[Kernel]:
+    """Those of attention by pages of 128, whose result is checked."""
     args, seen, exact = by_pages(rows, 128, torch.bfloat16)
     steps, result = for_gpu(lambda *a: flex_attention(*a, block_mask=seen), args)
     kernels = [s.kernel for s in steps if isinstance(s, Launch)]
-    found = relay(block_body(kernels[-1].body))
-    assert found is not None and len(kernels) == len(steps)
-    assert [t.seen is not None for t in found.turns] == [False, True]
+    assert len(kernels) == len(steps)
     assert off(result, exact) < 8e-3
+    return kernels
 
 
 @pytest.mark.gpu
