@@ -17,6 +17,7 @@ from lowc.ir.index import (
     Axis,
     FloorDiv,
     Index,
+    Mod,
     Opaque,
     atoms,
     constant,
@@ -30,7 +31,7 @@ from lowc.ir.index import (
 from lowc.ir.nodes import Const, Expr, FromIndex, Load, Op, Var
 from lowc.ir.walk import Substitution, free_atoms, parts, same
 from lowc.lowering.builder import Builder
-from lowc.lowering.scalars import op
+from lowc.lowering.scalars import const, op, select
 from lowc.lowering.values import Coords, Value
 
 TILE = 128  # rows, and keys
@@ -72,14 +73,20 @@ def of_tile(value: Expr, axes: Sequence[Index]) -> bool:
         return False
     for part in parts(value):
         for index in part.index if isinstance(part, Load) else (part.index,) if isinstance(part, FromIndex) else ():
-            if any(isinstance(a, Opaque) for a in atoms(index)):
+            if any(isinstance(a, Opaque) for a in atoms(index)) or _depends(_by_tiles(index, axes), axes):
                 return False
-            tiles = {a: ix(0) for a in atoms(index) if isinstance(a, FloorDiv) and (constant(a.den) or 1) % TILE == 0}
-            for axis in axes:
-                mine: dict[Atom, Index] = {a: n for a, n in tiles.items() if a.num == axis}
-                if constant(axis) is None and depends_on(substitute(index, mine), _axis(axis)):
-                    return False
     return True
+
+
+def _by_tiles(index: Index, axes: Sequence[Index]) -> Index:
+    """``index`` with an axis of its own for the number of a tile, or of several, along ``axes``, wherever that is computed."""
+    found = [a for a in atoms(index) if isinstance(a, FloorDiv | Mod) and (constant(a.den) or 1) % TILE == 0 and a.num in axes]
+    tiles = [ix(Axis(f"tile {n}", ix(1 << 62))) for n in range(len(found))]
+    return substitute(index, {a: t if isinstance(a, FloorDiv) else a.num - a.den * t for a, t in zip(found, tiles, strict=True)})
+
+
+def _depends(index: Index, axes: Sequence[Index]) -> bool:
+    return any(constant(a) is None and depends_on(index, _axis(a)) for a in axes)
 
 
 class _Tiles:
@@ -118,6 +125,8 @@ class _Tiles:
             return lambda place: (self.there(side, place), self.there(side, place))
         if isinstance(side, FromIndex):
             return self.of_index(side)
+        if (found := self.of_sum(side)) is not None:
+            return found
         if row and key:
             return None
         axis = 2 if row else 3
@@ -133,24 +142,45 @@ class _Tiles:
         return self.b.again(Substitution(_values(self.at, place)).expr(side))
 
     def of_index(self, side: FromIndex) -> Ends | None:
-        """Of a sum of coordinates times numbers."""
+        """Of a sum of coordinates times numbers, and what is one for all of a tile."""
         steps: list[int] = []
-        rest = side.index
+        rest = _by_tiles(side.index, self.at[2:])
         for axis in self.at[2:]:
             step, rest = (ix(0), rest) if constant(axis) is not None else split(rest, _axis(axis))
             if (by := constant(step)) is None:
                 return None
             steps.append(by)
-        if any(constant(a) is None and depends_on(rest, _axis(a)) for a in self.at[2:]):
+        if _depends(rest, self.at[2:]):
             return None
 
         def ends(place: Coords) -> tuple[Expr, Expr]:
-            base = Substitution(_values(self.at[:2], place[:2])).index(rest)
-            low = high = base
-            for by, here in zip(steps, place[2:], strict=True):
-                first = floordiv(here, ix(TILE)) * TILE
-                low, high = low + by * (first + (TILE - 1 if by < 0 else 0)), high + by * (first + (TILE - 1 if by > 0 else 0))
-            return self.b.index(low, side.dtype), self.b.index(high, side.dtype)
+            first = [floordiv(n, ix(TILE)) * TILE for n in place[2:]]
+            low = [n + (TILE - 1 if by < 0 else 0) for n, by in zip(first, steps, strict=True)]
+            high = [n + (TILE - 1 if by > 0 else 0) for n, by in zip(first, steps, strict=True)]
+            both = [Substitution(_values(self.at, (*place[:2], *end))).index(side.index) for end in (low, high)]
+            return self.b.index(both[0], side.dtype), self.b.index(both[1], side.dtype)
+
+        return ends
+
+    def of_sum(self, side: Expr) -> Ends | None:
+        """Of coordinates and what is one for all of a tile, as data may tell: ``table[j // 128] * 128 + j % 128``.  All numbers
+        where the type has no room for the sum."""
+        if not isinstance(side, Op) or side.name not in ("add", "sub"):
+            return None
+        parts = [self.of_index(a) if isinstance(a, FromIndex) else None for a in side.args]
+        if len([p for p in parts if p is not None]) != 1 or not any(of_tile(a, self.at[2:]) for a in side.args):
+            return None
+        one, other, name, dtype = side.args[0], side.args[1], side.name, side.dtype
+        bits = dtype.bits - (dtype.kind == "i")
+        least, most = const(-(1 << bits) if dtype.kind == "i" else 0, dtype), const((1 << bits) - 1, dtype)
+
+        def ends(place: Coords) -> tuple[Expr, Expr]:
+            left, right = (
+                (self.there(a, place),) * 2 if of is None else of(place) for a, of in zip((one, other), parts, strict=True)
+            )
+            low, high = op(name, left[0], right[name == "sub"]), op(name, left[1], right[name == "add"])
+            fits = op("le", low, high)
+            return select(fits, low, least), select(fits, high, most)
 
         return ends
 

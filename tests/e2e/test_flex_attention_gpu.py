@@ -41,6 +41,7 @@ def functions(device: str) -> tuple[dict[str, Function | None], dict[str, Functi
     slopes, table = torch.rand(4, device=device), torch.randn(64, device=device)
     documents = torch.randint(0, 4, (2, 700), device=device).sort().values
     filled = torch.tensor([90, 200], device=device)
+    pages = torch.tensor([[300, 0, 128, 500, 9, 200], [-90, 2**63 - 60, 90, 10, 5, 2**63 - 1]], device=device)  # two wrap around
     scores: dict[str, Function | None] = {
         "plain": None,
         "alibi": lambda s, b, h, i, j: s + slopes[h] * (j - i),
@@ -58,10 +59,12 @@ def functions(device: str) -> tuple[dict[str, Function | None], dict[str, Functi
     }
     masks["sloped"] = lambda b, h, i, j: (j * 2 - i < filled[b]) | (documents[b, i] > documents[1 - b, j])
     masks["of blocks"] = lambda b, h, i, j: (i // 128 >= j // 128) & (documents[b, i] + h != documents[b, j])
+    masks["by pages"] = lambda b, h, i, j: (pages[b, j // 128] + j % 128 <= i) | (j + 4 < 2 * pages[1 - b, i // 128] - i)
     return scores, masks
 
 
 PAIRS = [("alibi", "window"), ("capped", "late"), ("plain", "documents"), ("near none", "filled"), ("gathered", "prefix")]
+PAIRS.append(("alibi", "by pages"))
 
 
 def attend(device: str, score: str, mask: str, rows: int, keys: int, **others: Any) -> Function:
@@ -115,7 +118,7 @@ def test_one_kernel_on_tensor_cores(score: str, mask: str) -> None:
     ("mask", "kernels", "several"),
     [
         ("documents", 3, True), ("filled", 1, True), ("prefix", 1, True), ("sloped", 3, True), ("of blocks", 1, True),
-        ("window", 1, False),
+        ("window", 1, False), ("by pages", 1, True),
     ],
 )  # fmt: skip
 def test_tiles_that_are_masked_whole(mask: str, kernels: int, several: bool) -> None:
