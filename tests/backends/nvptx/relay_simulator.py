@@ -5,8 +5,10 @@ So whoever reads them between has NaN, and a sum that does not go through the wa
 """
 
 import ctypes
+import functools
 import re
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,49 +57,35 @@ class Products:
             del local.done[serial]
 
     def product(self, serial: int, text: str, before: Any, a: int, b: int) -> Any:
-        shared = self.seen()
-        out = before.copy()
-        held: dict[str, int] = {}
-        for line in text.split(";"):
-            words = re.findall(r"[\w$.]+", line)
-            if words[:1] == ["add.s64"]:
-                held[words[1]] = held[words[2]] + int(words[3])
-            elif words[:1] == ["mov.b64"]:
-                held[words[1]] = a if words[1] == "a" else b
-            elif words[:1] and words[0].startswith("wgmma.mma_async"):
-                sets = re.findall(r"\{([^}]*)\}", line.lstrip("{ "))
-                registers = [int(r[1:]) for r in re.findall(r"\$\d+", sets[0])]
-                first, last = registers[0], registers[-1] + 1
-                assert (first, last) == (0, len(out))
-                kind = words[0].rsplit(".", 1)[1]
-                flags = re.findall(r"[\w$.]+", line.rpartition("}")[2])
-                if len(sets) > 1:  # the left factor is held: words behind the sums, twice, since they go in and come out
-                    right, keeps, _, _, across = flags
-                    places = [int(r[1:]) - 2 * len(out) for r in re.findall(r"\$\d+", sets[1])]
-                    left = self.left_held(serial, places, kind)
-                    cols = self.columns(2 * len(registers))
-                    other = self.elements(shared, held[right], cols, np.arange(16), int(across), kind)
-                    mine = (left @ other.T).reshape(2, -1, 2).transpose(1, 0, 2).ravel()
-                else:
-                    left_name, right, keeps, _, _, across_a, across_b = flags
-                    args = held[left_name], held[right], int(across_a), int(across_b)
-                    mine = self.part(shared, *args, [kind, kind], 2 * len(registers))
-                out = mine + (out if keeps == "1" else 0)
+        seen = self.seen()
+        out = before
+        held = {"$a": a, "$b": b}
+        for step in steps(text):
+            if isinstance(step, Moved):
+                held[step.to] = held[step.of] + step.by
+                continue
+            assert step.first == 0 and step.count == len(out)
+            if step.words:  # the left factor is held: behind the sums, twice, since they go in and come out
+                left = self.left_held(serial, [n - 2 * len(out) for n in step.words], step.kinds[1])
+                other = self.right(seen, held[step.right], step.across[0], step.kinds[1], 2 * step.count)
+                mine = (left @ other.T).reshape(2, -1, 2).transpose(1, 0, 2).ravel()
+            else:
+                mine = self.part(seen, held[step.left], held[step.right], *step.across, step.kinds[1:] * 2, 2 * step.count)
+            out = mine + (out if step.keeps else 0)
         return out.astype(np.float32)
 
-    def columns(self, count: int) -> Any:
-        return (np.arange(count // 8)[:, None] * 8 + self.local.thread % 4 * 2 + np.arange(2)).ravel()
+    def right(self, seen: Any, b: int, across: int, kind: str, columns: int) -> Any:
+        """A thread's columns, 16 deep."""
+        key = b, across, kind, columns
+        whole = seen.once(key, lambda: self.elements(seen.shared, b, np.arange(columns), np.arange(16), across, kind))
+        return whole.reshape(columns // 8, 4, 2, 16)[:, self.local.thread % 4].reshape(-1, 16)
 
     def left_held(self, serial: int, places: list[int], kind: str) -> Any:
         """Two rows, 16 deep, of what the four threads of a row hold: as the hardware documents it for this instruction."""
         me = self.local.thread
-        rows = np.zeros((2, 16), np.float32)
-        for lane in range(4):
-            words = self.held_words[me // 4 * 4 + lane, serial]
-            for place, (row, first) in zip(places, ((0, 0), (1, 0), (0, 8), (1, 8)), strict=True):
-                halves = words[place : place + 1].view(np.uint16)
-                rows[row, first + 2 * lane : first + 2 * lane + 2] = self.narrow(kind, halves)
-        return rows
+        words = np.stack([self.held_words[me // 4 * 4 + lane, serial][places] for lane in range(4)])
+        halves = self.narrow(kind, words.view(np.uint16)).reshape(4, 2, 2, 2)  # lanes, halves of the depth, rows, neighbours
+        return halves.transpose(2, 1, 0, 3).reshape(2, 16)
 
     # what the Machine has
 
@@ -112,6 +100,52 @@ class Products:
 
     def narrow(self, kind: str, raw: Any) -> Any:
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A descriptor that is another, further on."""
+
+    to: str
+    of: str
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplied:
+    """``count`` sums from register ``first`` on become, or (``keeps``) are added, a product of 32 bytes' depth.  ``words``:
+    registers of a left factor that is not in shared memory; ``across``: which factors lie across; ``kinds``: the last types."""
+
+    first: int
+    count: int
+    words: tuple[int, ...]
+    left: str
+    right: str
+    keeps: bool
+    across: tuple[int, ...]
+    kinds: tuple[str, ...]
+
+
+@functools.cache
+def steps(text: str) -> tuple[Moved | Multiplied, ...]:
+    """What a piece of assembly does that multiplies; the descriptors that it is given are ``$a`` and ``$b``."""
+    found: list[Moved | Multiplied] = []
+    (last,) = map(int, re.findall(r"mov\.b64 b, \$(\d+);", text))
+    given = {f"${last - 1}": "$a", f"${last}": "$b"}
+    for line in text.split(";"):
+        words = [given.get(word, word) for word in re.findall(r"[\w$.]+", line)]
+        if words[:1] == ["add.s64"]:
+            found.append(Moved(words[1], words[2], int(words[3])))
+        elif words[:1] == ["mov.b64"]:
+            found.append(Moved(words[1], words[2], 0))
+        elif words[:1] and words[0].startswith("wgmma.mma_async"):
+            sets = [tuple(map(int, re.findall(r"\$(\d+)", of))) for of in re.findall(r"\{([^}]*)\}", line.lstrip("{ "))]
+            first, held = sets[0][0], sets[1] if len(sets) > 1 else ()
+            flags = [given.get(word, word) for word in re.findall(r"[\w$.]+", line.rpartition("}")[2])]
+            left, right, keeps, _, _, *across = ["", *flags] if held else flags
+            kinds = tuple(words[0].split(".")[-2:])
+            found.append(Multiplied(first, len(sets[0]), held, left, right, keeps == "1", tuple(map(int, across)), kinds))
+    return tuple(found)
 
 
 def started(name: str, type_: str, asm: str, args: list[str], number: int) -> list[str]:

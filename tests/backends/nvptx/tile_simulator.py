@@ -8,7 +8,7 @@ shows.
 import ctypes
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from lowc.ir.numeric import EIGHTHS
 from lowc.ir.ops import OPS
 from lowc.ir.types import DTYPES
 from tests.backends.nvptx.fragment_simulator import Fragments, Meeting, functions, translated_fragments
-from tests.backends.nvptx.relay_simulator import Products, started
+from tests.backends.nvptx.relay_simulator import Moved, Products, started, steps
 
 PATIENCE = 100.0  # seconds, on a machine that others use
 NARROW = {
@@ -44,33 +44,58 @@ def swizzled(offset: Any) -> Any:
 class Barrier:
     """In shared memory: a phase ends when ``count`` have come and no bytes are missing; somebody waits for each but the last."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, lock: Any) -> None:
         self.count = self.missing = count
         self.phase = self.bytes = self.seen = 0
         self.copies: list[Any] = []
+        self.changed = threading.Condition(lock)
 
     def step(self) -> None:
+        """Wakes those who wait, where a phase has ended and where one can by copies."""
         if self.missing == 0 and self.bytes == 0:
             assert self.seen == self.phase, "nobody has waited for the phase before"
             self.phase, self.missing = self.phase + 1, self.count
+            self.changed.notify_all()
+        elif self.missing == 0 and self.copies:
+            self.changed.notify_all()
+
+
+class Snapshot:
+    """Shared memory when the first thread of a group waited for a product; what has been multiplied of it, once for all 128."""
+
+    def __init__(self, shared: Any) -> None:
+        self.shared, self.missing, self.lock = shared, 128, threading.Lock()
+        self.made: dict[Any, Any] = {}
+
+    def once(self, key: Any, made: Callable[[], Any]) -> Any:
+        with self.lock:
+            if key not in self.made:
+                self.made[key] = made()
+            return self.made[key]
+
+
+class Named:
+    """A barrier by number: who waits goes on when as many have come as should."""
+
+    def __init__(self, lock: Any) -> None:
+        self.come = self.turn = 0
+        self.changed = threading.Condition(lock)
 
 
 class Machine(Products, Fragments):
     """What the threads of a block share."""
 
     barriers: dict[int, Barrier]
-    snapshots: dict[tuple[int, int], list[Any]]
+    snapshots: dict[tuple[int, int], Snapshot]
     sizes: Mapping[str, int]
     params: list[Any]
 
     def __init__(self, threads: int, maps: tuple[TensorMap, ...], texts: list[str]) -> None:
         self.threads, self.maps, self.texts = threads, maps, texts
         self.local = threading.local()
-        self.changed = threading.Condition()
-        self.named: dict[int, list[int]] = {}
-        self.warps = [threading.Barrier(32) for _ in range(threads // 32)]
+        self.lock = threading.RLock()
+        self.named: dict[int, Named] = {}
         self.groups = [threading.Barrier(128) for _ in range(threads // 128)]
-        self.words = [0] * threads
         self.meetings = [Meeting() for _ in range(threads // 32)]
         self.number = 0
         self.failed: list[BaseException] = []
@@ -81,61 +106,56 @@ class Machine(Products, Fragments):
 
     def found(self, base: int, size: int) -> None:
         """Where shared memory is; whoever comes first finds NaN in all of it."""
-        with self.changed:
+        with self.lock:
             if not self.entered:
                 self.entered, self.base = True, base
                 self.shared = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(base))
                 self.shared[:] = 0xFF
 
-    def wait_for(self, holds: Any) -> None:
-        if not self.changed.wait_for(lambda: holds() or self.failed, PATIENCE):
+    def wait_for(self, changed: threading.Condition, holds: Any) -> None:
+        if not changed.wait_for(lambda: holds() or self.failed, PATIENCE):
             raise TimeoutError("a thread waits for ever")
 
     def stop(self, problem: BaseException) -> None:
         """Lets no thread wait any more."""
         self.failed.append(problem)
-        for barrier in (*self.warps, *self.groups):
+        for barrier in self.groups:
             barrier.abort()
-        with self.changed:
-            self.changed.notify_all()
+        with self.lock:
+            for waited in (*self.named.values(), *self.barriers.values()):
+                waited.changed.notify_all()
 
     # barriers
 
     def meet(self, number: int, count: int, waits: bool) -> None:
-        with self.changed:
-            state = self.named.setdefault(number, [0, 0])
-            state[0] += 1
-            generation = state[1]
-            if state[0] == count:
-                state[0], state[1] = 0, generation + 1
-                self.changed.notify_all()
+        with self.lock:
+            state = self.named.setdefault(number, Named(self.lock))
+            state.come += 1
+            turn = state.turn
+            if state.come == count:
+                state.come, state.turn = 0, turn + 1
+                state.changed.notify_all()
             elif waits:
-                self.wait_for(lambda: state[1] != generation)
+                self.wait_for(state.changed, lambda: state.turn != turn)
 
     def shuffle(self, value: int, source: int) -> int:
-        me = self.local.thread
-        self.words[me] = value
-        self.warps[me // 32].wait(PATIENCE)
-        found = self.words[me // 32 * 32 + source]
-        self.warps[me // 32].wait(PATIENCE)
-        return found
+        return self.together((value, source), lambda given: [given[of][0] for _, of in given])
 
     def meet_warp(self) -> None:
-        self.warps[self.local.thread // 32].wait(PATIENCE)
+        self.together(None, list)
 
     def scatter(self, at: int, *words: int) -> None:
         """``stmatrix``: 8 lanes each say where the rows of a matrix of 8 x 8 are; a lane has two neighbours of each of four."""
-        me, lane = self.local.thread, self.local.thread % 32
-        self.words[me] = at
-        self.meet_warp()
-        places = [self.words[me - lane + 8 * n + lane // 4] + lane % 4 * 4 - self.base for n in range(4)]
-        for place, word in zip(places, words, strict=True):
+        lane = self.local.thread % 32
+        rows = self.together(at, lambda given: [list(given)] * 32)
+        for n, word in enumerate(words):
+            place = rows[8 * n + lane // 4] + lane % 4 * 4 - self.base
             self.shared[place : place + 4] = np.frombuffer((word & 0xFFFFFFFF).to_bytes(4, "little"), np.uint8)
         self.meet_warp()
 
     def add(self, at: int, *values: float) -> None:
         assert at % 16 == 0
-        with self.changed:
+        with self.lock:
             np.ctypeslib.as_array((ctypes.c_float * 4).from_address(at))[:] += np.array(values, np.float32)
 
     def swap(self, value: float, other: int) -> float:
@@ -148,20 +168,19 @@ class Machine(Products, Fragments):
         return NARROW[kind](raw)
 
     def init(self, at: int, count: int) -> None:
-        self.barriers[at] = Barrier(count)
+        self.barriers[at] = Barrier(count, self.lock)
 
     def arrive(self, at: int, size: int) -> int:
-        with self.changed:
+        with self.lock:
             barrier = self.barriers[at]
             barrier.bytes += size
             barrier.missing -= 1
             assert barrier.missing >= 0, "more have come than should"
             barrier.step()
-            self.changed.notify_all()
         return 0
 
     def try_wait(self, at: int, parity: int) -> bool:
-        with self.changed:
+        with self.lock:
             barrier = self.barriers[at]
             if barrier.phase & 1 == parity:
                 if barrier.missing == 0 and barrier.copies:
@@ -169,9 +188,8 @@ class Machine(Products, Fragments):
                         barrier.bytes -= copy()
                     barrier.copies = []
                     barrier.step()
-                    self.changed.notify_all()
                 else:
-                    self.changed.wait(1.0)
+                    barrier.changed.wait(1.0)
             if barrier.phase & 1 == parity:
                 return False
             barrier.seen = barrier.phase
@@ -239,9 +257,11 @@ class Machine(Products, Fragments):
             self.shared[lines] = values.view(np.uint8).reshape(lines.shape)
             return lines.size
 
-        with self.changed:
-            self.barriers[at].copies.append(copy)
-            self.changed.notify_all()
+        with self.lock:
+            barrier = self.barriers[at]
+            barrier.copies.append(copy)
+            if barrier.missing == 0:
+                barrier.changed.notify_all()
 
     def store(self, number: int, source: int, *starts: int) -> None:
         data, place, inside = self.places(number, starts)
@@ -269,18 +289,18 @@ class Machine(Products, Fragments):
         self.finish(number, sums)
         self.local.pending = (number, a, b, adds)
 
-    def seen(self) -> Any:
+    def seen(self) -> Snapshot:
         """Shared memory as a group of 128 threads multiplies it: at once for all, when the first of them waits for it."""
         key = (self.local.thread // 128, self.local.steps)
         self.local.steps += 1
-        with self.changed:
+        with self.lock:
             if key not in self.snapshots:
-                self.snapshots[key] = [self.shared.copy(), 128]
+                self.snapshots[key] = Snapshot(self.shared.copy())
             found = self.snapshots[key]
-            found[1] -= 1
-            if not found[1]:
+            found.missing -= 1
+            if not found.missing:
                 del self.snapshots[key]
-        return found[0]
+        return found
 
     def finish(self, number: int, sums: int) -> None:
         if self.local.pending is None:
@@ -296,34 +316,30 @@ class Machine(Products, Fragments):
         self.carry_out(self.texts[number], np.ctypeslib.as_array((ctypes.c_float * count).from_address(sums)), a, b, 0)
 
     def carry_out(self, text: str, out: Any, a: int, b: int, adds: int) -> None:
-        shared = self.seen()
-        (count,) = map(int, re.findall(r"mov\.b64 b, \$(\d+);", text))
-        held: dict[str, int] = {f"${count - 1}": a, f"${count}": b}
-        for line in text.split(";"):
-            words = re.findall(r"[\w$.]+", line)
-            if words[:1] == ["add.s64"]:
-                held[words[1]] = held[words[2]] + int(words[3])
-            elif words[:1] == ["mov.b64"]:
-                held[words[1]] = held[words[2]]
-            elif words[:1] and words[0].startswith("wgmma.mma_async"):
-                registers = [int(r[1:]) for r in re.findall(r"\$\d+", line.partition("{")[2].partition("}")[0])]
-                left, right, keeps, _, _, *across = re.findall(r"[\w$.]+", line.partition("}")[2])
-                kinds = words[0].split(".")[-2:]
-                across_a, across_b = map(int, across) if across else (0, 0)
-                mine = self.part(shared, held[left], held[right], across_a, across_b, kinds, 2 * len(registers))
-                assert not np.isnan(mine).any(), "what has not come is multiplied"  # no test of these has NaN among its data
-                first, last = registers[0], registers[-1] + 1
-                out[first:last] = mine + (out[first:last] if keeps == "1" or adds else 0)
+        seen = self.seen()
+        held = {"$a": a, "$b": b}
+        for step in steps(text):
+            if isinstance(step, Moved):
+                held[step.to] = held[step.of] + step.by
+                continue
+            across_a, across_b = step.across or (0, 0)
+            mine = self.part(seen, held[step.left], held[step.right], across_a, across_b, step.kinds, 2 * step.count)
+            assert not np.isnan(mine).any(), "what has not come is multiplied"  # no test of these has NaN among its data
+            place = slice(step.first, step.first + step.count)
+            out[place] = mine + (out[place] if step.keeps or adds else 0)
 
-    def part(self, shared: Any, a: int, b: int, across_a: int, across_b: int, kinds: list[str], columns: int) -> Any:
+    def part(self, seen: Snapshot, a: int, b: int, across_a: int, across_b: int, kinds: Sequence[str], columns: int) -> Any:
         """A thread's sums of 64 x ``columns``, 32 bytes deep."""
-        t, k = self.local.thread % 128, np.arange(32 // BYTES.get(kinds[0], 2))
+        t = self.local.thread % 128
+
+        def whole() -> Any:
+            k = np.arange(32 // BYTES.get(kinds[0], 2))
+            left = self.elements(seen.shared, a, np.arange(64), k, across_a, kinds[0])
+            return left @ self.elements(seen.shared, b, np.arange(columns), k, across_b, kinds[1]).T
+
+        sums = seen.once((a, b, across_a, across_b, *kinds, columns), whole)
         rows = t // 32 * 16 + t % 32 // 4 + np.array([0, 8])
-        cols = (np.arange(columns // 8)[:, None] * 8 + t % 4 * 2 + np.arange(2)).ravel()
-        left = self.elements(shared, a, rows, k, across_a, kinds[0])
-        right = self.elements(shared, b, cols, k, across_b, kinds[1])
-        sums = left @ right.T  # [2 rows, columns / 4]
-        return sums.reshape(2, columns // 8, 2).transpose(1, 0, 2).ravel()
+        return sums.reshape(64, columns // 8, 4, 2)[rows, :, t % 4].transpose(1, 0, 2).ravel()
 
     def elements(self, shared: Any, descriptor: int, across: Any, k: Any, sideways: int, kind: str) -> Any:
         at, leading, unit = ((descriptor >> n & 0x3FFF) << 4 for n in (0, 16, 32))
