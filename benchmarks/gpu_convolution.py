@@ -131,9 +131,14 @@ CASES = {
     "7x7 8x64x56": _of(8, 56, 64, 64, 7),
     "model 4 bottlenecks 32x256x56": Case(lambda: nn.Sequential(*(Bottleneck(64) for _ in range(4))), ((32, 256, 56),)),
     "model ResNet-18 32": Case(resnet, ((32, 3, 224),)),
+    "model 4 bottlenecks 32x256x56, rows": Case(
+        lambda: nn.Sequential(*(Bottleneck(64) for _ in range(4))), ((32, 256, 56),), last=False
+    ),
+    "model ResNet-18 32, rows": Case(resnet, ((32, 3, 224),), last=False),
     "model MobileNetV2 32": Case(mobilenet, ((32, 3, 224),)),
     "model MobileNetV2 32, rows": Case(mobilenet, ((32, 3, 224),), last=False),
     "model ConvNeXt, 6 blocks 32": Case(convnext, ((32, 3, 224),)),
+    "model ConvNeXt, 6 blocks 32, rows": Case(convnext, ((32, 3, 224),), last=False),
 }
 
 

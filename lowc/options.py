@@ -33,7 +33,7 @@ ROWS: tuple[Row, ...] = (
     Row("matmul", "auto", ("auto", "own", "library"), True, "LOWC_MATMUL", "matrix products by lowc's kernels or ATen's"),
     Row("attention", "auto", ("auto", "own", "library"), True, "LOWC_ATTENTION", "attention by lowc's kernels or ATen's"),
     Row("convolution", "auto", ("auto", "own", "library"), True, "LOWC_CONVOLUTION", "convolutions by lowc's kernels or ATen's"),
-    Row("layout", "auto", ("auto", "kept"), True, "LOWC_LAYOUT", "CPU: convolutions get channels_last operands, or as in eager"),
+    Row("layout", "auto", ("auto", "kept"), True, "LOWC_LAYOUT", "convolutions get channels_last operands, or as in eager"),
     Row("check", False, (True, False), False, "LOWC_CHECK", "verify after every pass"),
     Row("time", False, (True, False), False, "LOWC_TIME", "print the time of every phase"),
     Row("dump", "", (), False, "LOWC_DUMP", "directory for a numbered file of each pass and stage"),

@@ -28,7 +28,7 @@ CompileGraph = Callable[["Graph", list[torch.Tensor]], Compiled]
 CompileSource = Callable[["Source"], Compiled]
 
 CHANNELS_LAST = frozenset({torch.float32, torch.bfloat16, torch.float16})
-"""The dtypes of convolutions that get operands in ``channels_last``."""
+"""The dtypes of convolutions that get operands in ``channels_last``, on a CPU; on a GPU those of 16 bits."""
 
 
 def compile_module(
@@ -50,9 +50,9 @@ def compile_module(
     ``compile_source`` is, before that is read.
     ``keep``: ops that are not to be taken apart, as ``aten.gelu.default``, or what tells them if it matters.  With ``strict``, a
     graph that cannot be imported raises Unsupported.  With ``fallback_random``, random numbers are ATen's own.  With
-    ``channels_last``, convolutions on a CPU get operands that lie so, but in inference those of f32 with ``own_convolutions``:
-    they are likely to be lowc's own.  ``place``: where what AOTAutograd makes is kept, so that a later process need not trace;
-    its keys have whatever decides on all the others.
+    ``channels_last``, convolutions get operands that lie so (on a GPU those of 16 bits), but in inference those of f32 with
+    ``own_convolutions``: they are likely to be lowc's own.  ``place``: where what AOTAutograd makes is kept, so that a later
+    process need not trace; its keys have whatever decides on all the others.
     """
     if any(isinstance(x, list | tuple | dict) for x in example_inputs):
         again = partial(

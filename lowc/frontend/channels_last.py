@@ -1,4 +1,5 @@
-"""Convolutions on a CPU get their operands in ``channels_last``, in which ATen's take half to four fifths of the time.
+"""Convolutions get their operands in ``channels_last``, in which ATen's on a CPU take half to four fifths of the time, and in
+which those of 16 bits are products on tensor cores on a GPU, ATen's and lowc's own.
 
     convolution = aten.convolution(x, w, …)           →  clone = aten.clone(x, memory_format=channels_last)
     relu = aten.relu(convolution)                        convolution = aten.convolution(clone, w, …)        # channels_last
@@ -11,7 +12,7 @@ found with fake tensors as they were in the first place, once for each op and th
 repeat.  What the graph returns has the strides that it had, and so has what an op gets that names strides, views memory, draws
 random numbers (in the order of memory) or gives sizes that are no numbers.  Done before the backward pass is parted from the
 forward one, so that both agree on what is kept.
-In inference lowc's own, with what follows them fused, are faster than either: those operands stay as they are.
+In inference on a CPU lowc's own, with what follows them fused, are faster than either: those operands stay as they are.
 """
 
 import operator
@@ -31,6 +32,8 @@ from lowc.frontend.strides import of_convolution, of_result, stay
 
 _ATEN = torch.ops.aten
 _FORWARD, _BACKWARD = _ATEN.convolution.default, _ATEN.convolution_backward.default
+ON_GPUS = frozenset({torch.bfloat16, torch.float16})
+"""The dtypes of convolutions that tensor cores do without rounding what they are given."""
 _BY_STRIDES = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter", "set_"})
 """Ops that read memory as it lies."""
 
@@ -140,17 +143,17 @@ def _described(value: Any) -> Any:
 
 def _suits(node: fx.Node, dtypes: Collection[torch.dtype]) -> bool:
     first = 0 if node.target is _FORWARD else 1
-    values = [n.meta.get("val") for n in node.args[: first + 2] if isinstance(n, fx.Node)]
-    transposed = node.args[first + 6]
-    return not transposed and all(
-        isinstance(v, Tensor)
-        and v.dim() == 4
-        and v.device.type == "cpu"
-        and v.layout == torch.strided
-        and v.dtype in dtypes
-        and not v._has_symbolic_sizes_strides
-        for v in values
-    )
+    values: list[Any] = [n.meta.get("val") for n in node.args[: first + 2] if isinstance(n, fx.Node)]
+    transposed, groups = node.args[first + 6], node.args[first + 8]
+    if transposed or not all(isinstance(v, Tensor) and v.dim() == 4 and v.layout == torch.strided for v in values):
+        return False
+    if any(v.dtype not in dtypes or v._has_symbolic_sizes_strides for v in values):
+        return False
+    devices = {v.device.type for v in values}
+    if devices == {"cuda"}:  # groups of several channels are no products there
+        channels = values[first].shape[1]
+        return all(v.dtype in ON_GPUS for v in values) and groups in (1, channels)
+    return devices == {"cpu"}
 
 
 def _operands(node: fx.Node) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """How results of ATen lie, where a rule tells, so that no fake tensor need be asked: of an op that a process has not asked about
 before, that takes a millisecond, and there are a dozen such ops in any model with convolutions.
 
-The rules are those of ATen's kernels on a CPU (aten/src/ATen/TensorIterator.cpp, ``reorder_dimensions`` and ``fast_set_up``;
+The rules are those of ATen's kernels (aten/src/ATen/TensorIterator.cpp, ``reorder_dimensions`` and ``fast_set_up``;
 native/ReduceOpsUtils.h, ``resize_reduction``; native/Convolution.cpp); tests compare them with what ATen does.
 """
 
@@ -98,10 +98,10 @@ def of_convolution(node: fx.Node, old: Any) -> tuple[tuple[int, ...] | None, ...
 
 
 def _is_known(value: Any) -> bool:
-    """Whether ``value`` is a tensor on a CPU whose sizes and strides are numbers."""
+    """Whether ``value`` is a tensor on a CPU or a GPU whose sizes and strides are numbers."""
     if not isinstance(value, Tensor) or value._has_symbolic_sizes_strides:
         return False
-    return value.layout == torch.strided and value.device.type == "cpu"
+    return value.layout == torch.strided and value.device.type in ("cpu", "cuda")
 
 
 def _is_number(value: Any) -> bool:

@@ -78,7 +78,8 @@ def ran(model: nn.Module, x: Tensor, compiled: bool) -> tuple[list[Tensor], list
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
     out: Any = torch.compile(model, backend="lowc", dynamic=False, options={"strict_errors": True})(x) if compiled else model(x)
     out = [out] if isinstance(out, Tensor) else list(out)
-    loss = sum((o.to(torch.float64) * torch.linspace(0.5, 1.5, o.numel(), dtype=torch.float64).view(o.shape)).sum() for o in out)
+    weights = [torch.linspace(0.5, 1.5, o.numel(), dtype=torch.float64, device=o.device).view(o.shape) for o in out]
+    loss = sum((o.to(torch.float64) * weight).sum() for o, weight in zip(out, weights, strict=True))
     return out, list(torch.autograd.grad(loss, (x, *model.parameters())))  # type: ignore[arg-type]
 
 

@@ -47,6 +47,18 @@ def test_one_copy_in_and_one_out() -> None:
     same(gm, function, (2, 6, 8, 8))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "groups", "made"), [(torch.bfloat16, 1, 1), (torch.float16, 6, 1), (torch.float32, 1, 0), (torch.bfloat16, 2, 0)]
+)
+def test_of_16_bits_on_a_gpu(dtype: torch.dtype, groups: int, made: int) -> None:
+    """But groups of several channels."""
+    with FakeTensorMode():
+        args = [torch.empty(shape, device="cuda", dtype=dtype) for shape in ((2, 6, 8, 8), (6, 6 // groups, 3, 3))]
+        gm = make_fx(lambda x, w: nn.functional.conv2d(x, w, groups=groups), tracing_mode="fake")(*args)
+    assert to_channels_last(gm.graph, CHANNELS_LAST) == bool(made)
+    assert copies(gm) == made
+
+
 def test_memory_is_read_as_it_lay() -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         y = conv(x)
