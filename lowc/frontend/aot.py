@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
 CompileGraph = Callable[["Graph", list[torch.Tensor]], Compiled]
+Form = tuple[str, torch.dtype]
 CompileSource = Callable[["Source"], Compiled]
 
-CHANNELS_LAST = frozenset({torch.float32, torch.bfloat16, torch.float16})
-"""The dtypes of convolutions that get operands in ``channels_last``, on a CPU; on a GPU those of 16 bits."""
+CHANNELS_LAST = frozenset((("cpu", torch.float32), ("cpu", torch.bfloat16), ("cpu", torch.float16)))
+"""The devices and dtypes of convolutions that get operands in ``channels_last``."""
+IN_INFERENCE = CHANNELS_LAST | {("cuda", torch.bfloat16), ("cuda", torch.float16)}
 
 
 def compile_module(
@@ -50,9 +52,9 @@ def compile_module(
     ``compile_source`` is, before that is read.
     ``keep``: ops that are not to be taken apart, as ``aten.gelu.default``, or what tells them if it matters.  With ``strict``, a
     graph that cannot be imported raises Unsupported.  With ``fallback_random``, random numbers are ATen's own.  With
-    ``channels_last``, convolutions get operands that lie so (on a GPU those of 16 bits), but in inference those of f32 with
-    ``own_convolutions``: they are likely to be lowc's own.  ``place``: where what AOTAutograd makes is kept, so that a later
-    process need not trace; its keys have whatever decides on all the others.
+    ``channels_last``, convolutions get operands that lie so (on a GPU those of 16 bits in inference), but in inference on a CPU
+    those of f32 with ``own_convolutions``: they are likely to be lowc's own.  ``place``: where what AOTAutograd makes is kept, so
+    that a later process need not trace; its keys have whatever decides on all the others.
     """
     if any(isinstance(x, list | tuple | dict) for x in example_inputs):
         again = partial(
@@ -73,7 +75,8 @@ def compile_module(
         from lowc.frontend.recompiles import log_recompile
 
         log_recompile(gm)
-    lies = CHANNELS_LAST if channels_last else frozenset[torch.dtype]()
+    lies = CHANNELS_LAST if channels_last else frozenset[Form]()
+    inferred = IN_INFERENCE - ({("cpu", torch.float32)} if own_convolutions else set[Form]()) if channels_last else lies
     table: dict[Any, Callable[..., Any]] = {}
 
     def fill() -> None:
@@ -92,7 +95,7 @@ def compile_module(
             from lowc.frontend import aten_graphs
 
             if whole:
-                aten_graphs.prepare(gm, not fallback_random, lies - {torch.float32} if own_convolutions else lies)
+                aten_graphs.prepare(gm, not fallback_random, inferred)
             named = lookup is not None and lookup.keyed
             return aten_graphs.compile_fx_graph(gm, name, compile_, strict=strict, named=named)
 

@@ -71,7 +71,7 @@ def partition(
     inputs: Any,
     *,
     own_random: bool,
-    channels_last: Collection[torch.dtype],
+    channels_last: Collection[tuple[str, torch.dtype]],
     num_fwd_outputs: int,
     **kwargs: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -87,9 +87,9 @@ def partition(
     return forward, backward
 
 
-def prepare(gm: fx.GraphModule, own_random: bool, channels_last: Collection[torch.dtype]) -> None:
-    """What is done to a whole graph, before it is parted.  ``channels_last``: convolutions of these dtypes get operands that lie
-    so.  (What does it is not loaded for a graph in which there is nothing to do.)"""
+def prepare(gm: fx.GraphModule, own_random: bool, channels_last: Collection[tuple[str, torch.dtype]]) -> None:
+    """What is done to a whole graph, before it is parted.  ``channels_last``: convolutions on these devices, of these dtypes, get
+    operands that lie so.  (What does it is not loaded for a graph in which there is nothing to do.)"""
     _without_functions(gm)
     graph = gm.graph
     if own_random and any(_draws(node.target) for node in graph.nodes):

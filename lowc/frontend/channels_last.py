@@ -1,5 +1,6 @@
 """Convolutions get their operands in ``channels_last``, in which ATen's on a CPU take half to four fifths of the time, and in
-which those of 16 bits are products on tensor cores on a GPU, ATen's and lowc's own.
+which those of 16 bits are products on tensor cores on a GPU, ATen's and lowc's own (in inference: in training, copies of
+weights and of their gradients would be more calls, where a GPU waits for those).
 
     convolution = aten.convolution(x, w, …)           →  clone = aten.clone(x, memory_format=channels_last)
     relu = aten.relu(convolution)                        convolution = aten.convolution(clone, w, …)        # channels_last
@@ -28,20 +29,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._mode_utils import no_dispatch
 
 from lowc.frontend.source import inherited
-from lowc.frontend.strides import of_convolution, of_result, stay
+from lowc.frontend.strides import is_pointwise, of_convolution, of_result, stay
 
 _ATEN = torch.ops.aten
 _FORWARD, _BACKWARD = _ATEN.convolution.default, _ATEN.convolution_backward.default
-ON_GPUS = frozenset({torch.bfloat16, torch.float16})
-"""The dtypes of convolutions that tensor cores do without rounding what they are given."""
 _BY_STRIDES = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter", "set_"})
 """Ops that read memory as it lies."""
 
 
-def to_channels_last(graph: fx.Graph, dtypes: Collection[torch.dtype]) -> bool:
-    """Whether any convolution of ``graph`` got other operands.  Only those of ``dtypes``, of sizes that are numbers, in two
-    spatial dimensions."""
-    wanted = {node: _operands(node) for node in graph.nodes if node.target in (_FORWARD, _BACKWARD) and _suits(node, dtypes)}
+def to_channels_last(graph: fx.Graph, forms: Collection[tuple[str, torch.dtype]]) -> bool:
+    """Whether any convolution of ``graph`` got other operands.  Only those of ``forms``, a device and a dtype, of sizes that are
+    numbers, in two spatial dimensions."""
+    wanted = {node: _operands(node) for node in graph.nodes if node.target in (_FORWARD, _BACKWARD) and _suits(node, forms)}
     if not any(_differ(node.args[n]) for node, numbers in wanted.items() for n in numbers):
         return False
     mode = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
@@ -51,6 +50,7 @@ def to_channels_last(graph: fx.Graph, dtypes: Collection[torch.dtype]) -> bool:
         return False
     before = {node: node.meta.get("val") for node in graph.nodes}
     changed: set[fx.Node] = set()
+    copied: dict[fx.Node, fx.Node] = {}
     types = _Types(mode)
     with mode:
         for node in list(graph.nodes):
@@ -61,8 +61,11 @@ def to_channels_last(graph: fx.Graph, dtypes: Collection[torch.dtype]) -> bool:
                 for number in wanted.get(node, ()):
                     if _differ(node.args[number]):
                         copy = _clone(graph, node, node.args[number], torch.channels_last, types)
+                        copied.setdefault(node.args[number], copy)
                         node.update_arg(number, copy)
                         changed.add(copy)
+                if is_pointwise(node) and node.meta.get("partitioner_tag") != "is_backward":
+                    _take_copies(node, changed, copied)
                 if not changed.isdisjoint(node.all_input_nodes):
                     _again(graph, node, before, changed, types)
     return True
@@ -141,19 +144,15 @@ def _described(value: Any) -> Any:
     return None if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else (type(value), value)
 
 
-def _suits(node: fx.Node, dtypes: Collection[torch.dtype]) -> bool:
+def _suits(node: fx.Node, forms: Collection[tuple[str, torch.dtype]]) -> bool:
     first = 0 if node.target is _FORWARD else 1
     values: list[Any] = [n.meta.get("val") for n in node.args[: first + 2] if isinstance(n, fx.Node)]
     transposed, groups = node.args[first + 6], node.args[first + 8]
     if transposed or not all(isinstance(v, Tensor) and v.dim() == 4 and v.layout == torch.strided for v in values):
         return False
-    if any(v.dtype not in dtypes or v._has_symbolic_sizes_strides for v in values):
+    if any((v.device.type, v.dtype) not in forms or v._has_symbolic_sizes_strides for v in values):
         return False
-    devices = {v.device.type for v in values}
-    if devices == {"cuda"}:  # groups of several channels are no products there
-        channels = values[first].shape[1]
-        return all(v.dtype in ON_GPUS for v in values) and groups in (1, channels)
-    return devices == {"cpu"}
+    return groups in (1, values[first].shape[1]) or values[0].device.type == "cpu"  # others are no products on a GPU
 
 
 def _operands(node: fx.Node) -> tuple[int, ...]:
@@ -181,6 +180,14 @@ def _clone(graph: fx.Graph, before: fx.Node, source: Any, form: torch.memory_for
     value = source.meta["val"]
     node.meta["val"] = types.fresh(value, value.shape, _strides_in(value.shape, form))
     return node
+
+
+def _take_copies(node: fx.Node, changed: set[fx.Node], copied: dict[fx.Node, fx.Node]) -> None:
+    """Gives ``node``, one of whose operands lies otherwise now, the copies that there are of others: it reads them all the same
+    way then."""
+    if not changed.isdisjoint(node.all_input_nodes):
+        for source in [n for n in node.all_input_nodes if n in copied]:
+            node.replace_input_with(source, copied[source])
 
 
 def _strides_in(shape: Sequence[int], form: torch.memory_format) -> tuple[int, ...]:

@@ -38,6 +38,11 @@ def dense(shape: Sequence[int], form: torch.memory_format = torch.contiguous_for
     return (image, 1, width * channels, channels) if form == _LAST else (image, height * width, width, 1)
 
 
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether ``node`` is an op that is known to be one TensorIterator."""
+    return _kind(node.target) == _POINTWISE
+
+
 def stay(node: fx.Node, old: Any) -> bool:
     """Whether the results of ``node``, which had the types ``old``, lie as they did, however its operands lie now."""
     if _kind(node.target) != _REDUCTION:

@@ -6,7 +6,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowc.frontend.aot import CHANNELS_LAST
+from lowc.frontend.aot import CHANNELS_LAST, IN_INFERENCE
 from lowc.frontend.channels_last import to_channels_last
 
 A = torch.ops.aten
@@ -55,8 +55,19 @@ def test_of_16_bits_on_a_gpu(dtype: torch.dtype, groups: int, made: int) -> None
     with FakeTensorMode():
         args = [torch.empty(shape, device="cuda", dtype=dtype) for shape in ((2, 6, 8, 8), (6, 6 // groups, 3, 3))]
         gm = make_fx(lambda x, w: nn.functional.conv2d(x, w, groups=groups), tracing_mode="fake")(*args)
-    assert to_channels_last(gm.graph, CHANNELS_LAST) == bool(made)
+    assert to_channels_last(gm.graph, IN_INFERENCE) == bool(made)
     assert copies(gm) == made
+
+
+def test_what_a_residual_is_added_to_lies_as_that_does() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(conv(x) + x) * x, x * 2
+
+    gm = graph_of(function, (2, 6, 8, 8))
+    assert to_channels_last(gm.graph, CHANNELS_LAST)
+    copied, _ = gm.graph.find_nodes(op="call_function", target=A.clone.default)
+    assert {user.target for user in copied.users} == {A.convolution.default, A.add.Tensor, A.mul.Tensor}
+    same(gm, function, (2, 6, 8, 8))
 
 
 def test_memory_is_read_as_it_lay() -> None:
