@@ -152,7 +152,7 @@ def _suits(node: fx.Node, forms: Collection[tuple[str, torch.dtype]]) -> bool:
         return False
     if any((v.device.type, v.dtype) not in forms or v._has_symbolic_sizes_strides for v in values):
         return False
-    return groups in (1, values[first].shape[1]) or values[0].device.type == "cpu"  # others are no products on a GPU
+    return groups == 1 or values[0].device.type == "cpu"  # others are no products on a GPU
 
 
 def _operands(node: fx.Node) -> tuple[int, ...]:
