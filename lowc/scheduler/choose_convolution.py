@@ -253,6 +253,8 @@ def _direct(found: Convolution, lanes: int, target: Target, kind: Kind) -> list[
     down = next((a for a in axes if a in windows and a != along), None)
     extent, deep, made = (constant(a.extent) or 0 for a in (along, found.depth[0], channels))
     high = 1 if down is None else constant(down.extent) or 0
+    if not (extent and deep and made and high):  # of none, or as many as the call tells
+        return []
     taps = prod(constant(w.tap.extent) or 0 for w in found.windows)
     batch = prod(estimate(a.extent) for a in axes if a not in (along, down, channels))
     across, beside = windows.get(along), 0

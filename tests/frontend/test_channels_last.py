@@ -48,7 +48,8 @@ def test_one_copy_in_and_one_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "groups", "made"), [(torch.bfloat16, 1, 1), (torch.float16, 1, 1), (torch.float32, 1, 0), (torch.bfloat16, 2, 0), (torch.bfloat16, 6, 0)]
+    ("dtype", "groups", "made"),
+    [(torch.bfloat16, 1, 1), (torch.float16, 1, 1), (torch.float32, 1, 0), (torch.bfloat16, 2, 0), (torch.bfloat16, 6, 0)],
 )
 def test_of_16_bits_on_a_gpu(dtype: torch.dtype, groups: int, made: int) -> None:
     """But groups of channels, which take what is in rows or get what lies otherwise anyway."""

@@ -191,3 +191,15 @@ def test_blocks_of_few_channels_fit_on_a_stack(made: int, channels: int, size: i
     done = contract.apply(of, chosen)
     taken = [s.buffer for s in statements(done.body) if isinstance(s, Alloc)]
     assert sum((constant(b.shape[0]) or 0) * b.dtype.bytes for b in taken) <= 1 << 20
+
+
+@pytest.mark.parametrize(("deep", "made", "wide"), [("K", 17, 56), (30, "K", 56), (30, 17, "K")])
+def test_sizes_that_only_the_call_tells_are_in_no_tile(deep: Any, made: Any, wide: Any) -> None:
+    """As of a product that looks like a convolution of one tap."""
+    of = linearise._linear(parse_kernel(f"""kernel f(K: size 0.. ~ 64, x: f32[{deep}, {wide}], w: f32[{made}, {deep}],
+      out: f32[{made}, {wide}]) {{ for o in {made} {{ for p in {wide} {{ acc s: f32 = add
+      for c in {deep} {{ s add= product(x[c, p], w[o, c])
+      }} out[o, p] = s
+    }} }} }}""".replace("} }", "}\n}").replace("} out", "}\nout").replace("{ ", "{\n")))
+    assert find(of.body[0]) is not None
+    assert choose_convolution.choices(of, X86[512], False) == ()
