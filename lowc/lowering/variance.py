@@ -9,8 +9,9 @@ The second term would be 0 for an exact m'; with it the result is exact also whe
 such rows the mean takes the sum of plain distances up, too, m' + sum (x - m') / n: so of equal elements it is that element, as
 in ATen, and what layer norm makes of them is 0, not the mean's rounding times 1 / sqrt(eps).  (Where elements are not near m',
 x - m' is rounded, and what their sum says is noise; a plain sum may be exact, as of small whole numbers.)  If parts of a row
-lie apart in memory, as in batch norm over (batch, height, width), a part is read again while it is in the cache, and the
-parts' moments are moved from their own mean m' to one for all, m'', before they are added up:
+lie apart in memory, as in batch norm over (batch, height, width), a part is read again while it is in the cache (on a GPU also
+where columns are reduced, which would be few threads' work), and the parts' moments are moved from their own mean m' to one for
+all, m'', before they are added up:
 
     sum (x - m'')**2  =  sum (x - m')**2  +  2 (m' - m'') sum (x - m')  +  n (m' - m'')**2
     sum (x - m'')     =  sum (x - m')  +  n (m' - m'')
@@ -18,6 +19,7 @@ parts' moments are moved from their own mean m' to one for all, m'', before they
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import TensorMeta
@@ -34,6 +36,9 @@ COUNTS = 2.0**-20
 
 # Below, a part is less than two loads of a warp, and its sums cost as much as reading it again.
 LEAST_PART = 64
+
+# On a GPU: columns of so many elements are reduced in levels, each of them of so many elements, if they are fewer.
+LEAST_COLUMN, LEAST_STEP, STEP, COLUMNS = 1 << 12, 16, 256, 1 << 15
 
 
 def _only(result: Callable[[Expr], Expr], wide: bool) -> Callable[..., Value]:
@@ -89,8 +94,9 @@ def _moments(
     only_floats(self, "variance")
     dims = reduced_dims(self, dim)
     correction = 1 if correction is None else correction
-    parts = _parts(self, dims)
-    if not parts:
+    runs = _parts(self, dims)
+    levels = [runs, [d for d in dims if d not in runs]] if runs else _levels(self, dims) if b.gpu else []
+    if not levels:
 
         def row(r: Row) -> Sequence[Expr]:
             mean, spread, rest = _mean_spread_and_rest(r, acc)
@@ -98,29 +104,39 @@ def _moments(
             return results(op("div", whole, _freedom(b, r.count, correction, acc)), mean)
 
         return b.reduce(outs, self, dims, row)
-    # Outer dimensions last, so that one kept element's parts lie side by side.
-    apart = [d for d in dims if d not in parts]
-    kept = [d for d in range(len(self.shape)) if d not in dims]
-    order = [*kept, *apart, *parts]
-    shape = tuple(ONE if d in parts else n for d, n in enumerate(self.shape))
-    steps = dict(zip(order, contiguous_strides(tuple(shape[d] for d in order)), strict=True))
-    meta = TensorMeta(acc, shape, tuple(steps[d] for d in range(len(shape))), ZERO, outs[0].device)
-    means, spreads, rests = b.reduce([meta, meta, meta], self, parts, lambda r: _mean_spread_and_rest(r, acc))
-    size = product(tuple([self.shape[d] for d in parts]))
+    size, made = ONE, (self,)
+    for level, over in enumerate(levels[:-1]):
+        # Outer dimensions last, so that one kept element's parts lie side by side; but kept elements do where they did.
+        within = {d for done in levels[: level + 1] for d in done}
+        kept, apart = [d for d in range(len(self.shape)) if d not in dims], [d for d in dims if d not in within]
+        order = [*kept, *apart, *sorted(within)] if runs else [*apart, *kept, *sorted(within)]
+        shape = tuple(ONE if d in within else n for d, n in enumerate(self.shape))
+        steps = dict(zip(order, contiguous_strides(tuple(shape[d] for d in order)), strict=True))
+        meta = TensorMeta(acc, shape, tuple(steps[d] for d in range(len(shape))), ZERO, outs[0].device)
+        moments = partial(_moved, parts=made[1:], size=size, acc=acc) if level else partial(_mean_spread_and_rest, acc=acc)
+        made = b.reduce([meta, meta, meta], made[0], over, moments)
+        size = size * product(tuple([self.shape[d] for d in over]))
 
     def combined(r: Row) -> Sequence[Expr]:
-        n = cast(b.index(size), acc)
-        mean = b.let(op("div", total(r, acc), cast(b.index(r.count), acc)))
-        spread, rest = b.acc("add", acc), b.acc("add", acc)
-        with r.loops() as at:
-            distance, own = b.let(op("sub", b.load(r.source, at), mean)), b.load(rests, at)
-            moved = op("mul", n, distance)
-            b.update(spread, "add", op("add", b.load(spreads, at), op("mul", distance, op("add", op("add", own, own), moved))))
-            b.update(rest, "add", op("add", own, moved))
-        whole, mean = _about_the_mean(mean, spread[0], rest[0], cast(b.index(r.count * size), acc))
+        mean, spread, rest = _moved(r, made[1:], size, acc)
+        whole, mean = _about_the_mean(mean, spread, rest, cast(b.index(r.count * size), acc))
         return results(op("div", whole, _freedom(b, r.count * size, correction, acc)), mean)
 
-    return b.reduce(outs, means, dims, combined)
+    return b.reduce(outs, made[0], dims, combined)
+
+
+def _moved(r: Row, parts: Sequence[Value], size: Index, acc: DType) -> tuple[Expr, Expr, Expr]:
+    """The mean of a row of means, of parts of ``size`` elements, and the spreads and rests of ``parts`` about that, added up."""
+    b, (spreads, rests) = r.builder, parts
+    n = cast(b.index(size), acc)
+    mean = _mean(r, acc)
+    spread, rest = b.acc("add", acc), b.acc("add", acc)
+    with r.loops() as at:
+        distance, own = b.let(op("sub", b.load(r.source, at), mean)), b.load(rests, at)
+        moved = op("mul", n, distance)
+        b.update(spread, "add", op("add", b.load(spreads, at), op("mul", distance, op("add", op("add", own, own), moved))))
+        b.update(rest, "add", op("add", own, moved))
+    return mean, spread[0], rest[0]
 
 
 def _parts(self: Value, dims: Sequence[int]) -> list[int]:
@@ -140,6 +156,22 @@ def _parts(self: Value, dims: Sequence[int]) -> list[int]:
         least *= 1 if size is None else size
     known = None not in sizes
     return sorted(inner) if inner and (least >= LEAST_PART or not known) else []
+
+
+def _levels(self: Value, dims: Sequence[int]) -> list[list[int]]:
+    """``dims`` in groups, the inner ones first, over which parts, parts of these and so on are reduced, where kept elements lie
+    side by side, as channels in ``channels_last``, and are too few for a GPU; none if one kernel will do."""
+    known = {d: constant(n) or 0 for d, n in enumerate(self.shape)}
+    columns = math.prod(n for d, n in known.items() if d not in dims)
+    if self.strides is None or not columns or columns >= COLUMNS or math.prod(known[d] for d in dims) < LEAST_COLUMN:
+        return []
+    groups: list[list[int]] = [[]]
+    for dim in reversed([d for d in loop_order(self.shape, self.strides) if d in dims]):
+        before = math.prod(known[d] for d in groups[-1])
+        if before >= LEAST_STEP and before * known[dim] > STEP:
+            groups.append([])
+        groups[-1].append(dim)
+    return groups if len(groups) > 1 else []
 
 
 def _mean(r: Row, acc: DType) -> Expr:
