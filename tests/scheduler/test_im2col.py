@@ -144,7 +144,8 @@ def test_the_engine_has_5_bits_for_how_far_taps_of_three_dimensions_are(gap: int
 
 def test_taps_that_see_along_images_of_the_call_are_not_masked() -> None:
     """There is one place along their dimension; images lie as far apart as places would by steps of 3."""
-    kernel = linearise._linear(parse_kernel("""kernel f(m: size 1.. ~ 3, x: bf16[m, 3, 7, 16], w: bf16[24, 3, 16], out: bf16[m, 7, 24]) {
+    kernel = linearise._linear(parse_kernel("""
+    kernel f(m: size 1.. ~ 3, x: bf16[m, 3, 7, 16], w: bf16[24, 3, 16], out: bf16[m, 7, 24]) {
       for n in m { for i in 7 { for o in 24 { acc s: f32 = add
         for a in 3 { for k in 16 { s add= product(f32(x[n, a, i, k]), f32(w[o, a, k])) } }
         out[n, i, o] = bf16(s)
