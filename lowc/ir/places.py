@@ -30,11 +30,14 @@ from lowc.ir.index import (
     ix,
     split,
     substitute,
+    upper_bound,
 )
 from lowc.ir.nodes import Buffer, Const, Expr, For, FromIndex, Op
 
 STEPS = 8  # how far apart two places that follow on one another may be
-CORNERS = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}  # how far outside a tensor they may lie, by the dimensions that have windows
+# How far outside a tensor they may lie, by the dimensions that have windows.  How far from there elements are read has as many
+# bits, without a sign.
+CORNERS = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}
 
 Compared = list[tuple[Index, Index]]
 
@@ -211,5 +214,7 @@ def _window(seen: Sequence[Seen]) -> Window | None:
         lower.append(each.first)
         upper.append(each.first + (count - 1) * each.step - (size - 1))
     if any(not -limit <= n < limit for n in (*lower, *upper)):
+        return None
+    if any((upper_bound(each.tap) or 0) >= 2 * limit for each in seen):
         return None
     return Window(tuple(lower), tuple(upper), tuple([s.step for s in seen]), tuple([s.tap for s in seen]))

@@ -154,6 +154,11 @@ def _meet(step: int, taps: int, gap: int, pad: int, places: int) -> bool:
     return places > 1 and (pad > 0 or (step // common < taps and gap // common < places))
 
 
+def very_far_apart(window: Window) -> bool:
+    """Whether there would be very many nests of a transposed convolution, one for each step (``by_places``)."""
+    return prod(constant(n) or 1 for n in window[0]) > SPAN
+
+
 def unfit(
     out: TensorMeta, input: Value, weight: Value, window: Window, groups: Index, transposed: bool, gpu: bool = False
 ) -> str:
@@ -161,6 +166,8 @@ def unfit(
     if transposed:
         if any(constant(n) != 1 for n in window[0]) and not (constant(weight.shape[1]) == 1 and groups == input.shape[1]):
             return "a library's: it is transposed, and places are apart"
+        if very_far_apart(window):
+            return "a library's: it is transposed, and places are very far apart"
         ahead = tuple([(tap - 1) * gap - pad for tap, gap, pad in zip(weight.shape[2:], window[2], window[1], strict=True)])
         if any((constant(n) or 0) < 0 for n in ahead):
             return "a library's: it is transposed, and sees less than there is"

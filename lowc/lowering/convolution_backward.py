@@ -1,7 +1,7 @@
 """Gradients of convolutions, each by itself lowc's own or a call of ATen.
 
     input    a transposed convolution of the gradient with the same weights (of a transposed one: a convolution)
-    weight   of one channel in a group, all the taps at once: sums of what lies below the gradient of each place
+    weight   of one channel in a group, up to 64 taps, all of them at once: sums of what lies below the gradient of each place
 
         for n { for c {
           acc t0, t1, t2 = add
@@ -20,12 +20,14 @@
              others: a matrix product, of which the input, seen through the kernel, is a factor
     bias     a sum over images and places
 
-No mask is left in such a nest: which places a tap has something to see from is known.  Sums are of rows, and of sums of rows, so
-that none is of more than some hundred numbers.
+No mask is left in such a nest: which places a tap has something to see from is known.  That takes code that grows with the square
+of the taps in a row, so that more taps are a library's.  Sums are of rows, and of sums of rows, so that none is of more than some
+hundred numbers.
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from lowc.errors import NotLowered
 from lowc.ir.graph import Meta, TensorMeta
@@ -33,7 +35,17 @@ from lowc.ir.index import Index, constant, ix
 from lowc.ir.nodes import Expr, Extern, Var
 from lowc.ir.types import DType, accumulate_dtype
 from lowc.lowering.builder import Builder
-from lowc.lowering.convolution import Window, as_it_lies, as_product, both, by_places, unfit, window_of
+from lowc.lowering.convolution import (
+    SPAN,
+    Window,
+    as_it_lies,
+    as_product,
+    both,
+    by_places,
+    unfit,
+    very_far_apart,
+    window_of,
+)
 from lowc.lowering.scalars import cast, op
 from lowc.lowering.values import Coords, Value, loop_order, product, unravel
 
@@ -76,6 +88,8 @@ def convolution_backward(
         else:
             lying = meta_of(grad, meta) if number else meta
             why = b.convolution(input if number else grad, weight, lying, window[0], count, WANTED[number])
+        if number == 1 and not why and _is_of_single(meta, grad, input, count) and _taps(meta) > SPAN:
+            why = f"a library's: the gradient of {_taps(meta)} taps"
         if why and not b.alone:
             left[number] = why
         elif number == 0:
@@ -99,9 +113,11 @@ def convolution_backward(
 
 
 def _single(out: TensorMeta, grad: Value, weight: Value, window: Window, groups: Index) -> bool:
-    """Whether there is one channel in a group, which makes one, of sizes that are known."""
+    """Whether there is one channel in a group, which makes one, of sizes that are known, and no very many nests."""
     sizes = [constant(n) for n in (*out.shape[1:], *grad.shape[1:], *weight.shape, *window[0], *window[1], *window[2])]
-    return None not in sizes and constant(weight.shape[1]) == 1 and groups == grad.shape[1] == out.shape[1]
+    if None in sizes or very_far_apart(window):
+        return False
+    return constant(weight.shape[1]) == 1 and groups == grad.shape[1] == out.shape[1]
 
 
 def meta_of(value: Value, like: TensorMeta) -> TensorMeta:
@@ -139,10 +155,19 @@ def _of_weight(b: Builder, out: TensorMeta, grad: Value, input: Value, window: W
     """The gradient of weights [O, C/G, taps…], for what is given for [N, O, places…], of the input [N, C, spatial…]."""
     sizes = (*grad.shape[1:], *input.shape[1:], *out.shape, *window[0], *window[1], *window[2])
     lies = [_along(v) for v in (grad, input)]
-    alike = constant(out.shape[0]) == constant(groups) == constant(input.shape[1])
-    if alike and lies[0] == lies[1] != 0 and not b.gpu and all(constant(n) is not None for n in sizes):
+    single = _is_of_single(out, grad, input, groups) and _taps(out) <= SPAN
+    if single and lies[0] == lies[1] != 0 and not b.gpu and all(constant(n) is not None for n in sizes):
         return _by_taps(b, out, grad, input, window, lies[0])
     return _by_product(b, out, grad, input, window, groups)
+
+
+def _is_of_single(out: TensorMeta, grad: Value, input: Value, groups: Index) -> bool:
+    """Whether weights are of one channel in a group, which makes one."""
+    return constant(out.shape[0]) == constant(groups) == constant(input.shape[1]) == constant(grad.shape[1]) is not None
+
+
+def _taps(out: TensorMeta) -> int:
+    return prod(constant(n) or 1 for n in out.shape[2:])
 
 
 def _along(value: Value) -> int:

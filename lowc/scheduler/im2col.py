@@ -131,6 +131,8 @@ def _bounded(x: Load, places: Sequence[Axis], taps: Sequence[Axis]) -> Load:
             step, gap = (constant(split(x.index[0], a)[0]) or 1 for a in (place, seen[place]))
             coordinate = coordinate * (step // gcd(step, gap)) + ix(seen[place]) * (gap // gcd(step, gap))
         last = upper_bound(coordinate)
+        if last is None and coordinate != place:
+            continue  # nobody knows what always holds
         x = Load(x.buffer, x.index, both(x.mask, less(coordinate, place.extent if last is None else ix(last + 1))))
     return x
 

@@ -224,6 +224,26 @@ def test_what_is_before_and_after_joins() -> None:
     )
 
 
+def test_code_for_many_taps_does_not_grow() -> None:
+    """That of 81 would take seconds to make, and of 961 a minute."""
+    x, g, w = torch.randn(2, 8, 12, 20), torch.randn(2, 8, 12, 20), torch.randn(8, 1, 9, 9)
+    rest = (None, [1, 1], [4, 4], [1, 1], False, [0, 0], 8, [False, True, False])
+    (call,) = steps_of(lambda g, x, w: torch.ops.aten.convolution_backward(g, x, w, *rest), g, x, w)
+    assert isinstance(call, Extern) and "81 taps" in call.because
+
+
+def test_places_very_far_apart_are_no_nest_each() -> None:
+    x, w = torch.randn(1, 4, 30, 40), torch.randn(4, 1, 3, 3)
+    g = torch.randn(1, 4, 4, 4)
+    rest = (None, [9, 10], [0, 0], [1, 1], False, [0, 0], 4, [True, False, False])
+
+    def gradient(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return torch.ops.aten.convolution_backward(g, x, w, *rest)[0]
+
+    assert len(steps_of(gradient, g, x, w)) < 9
+    torch.testing.assert_close(torch.compile(gradient, backend="lowc", options=OWN)(g, x, w), gradient(g, x, w))
+
+
 def test_each_gradient_is_somebodys_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only some are lowc's, ATen is asked for the others alone."""
     from lowc.scheduler import choose_convolution

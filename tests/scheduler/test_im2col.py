@@ -133,6 +133,29 @@ def test_other_masks_are_no_places(mask: str, is_box: bool) -> None:
     np.testing.assert_array_equal(result(done, {}), result(kernel, {}))
 
 
+@pytest.mark.parametrize(("gap", "is_box"), [(15, True), (16, False)])
+def test_the_engine_has_5_bits_for_how_far_taps_of_three_dimensions_are(gap: int, is_box: bool) -> None:
+    flat = im2col(convolution(1, (3, 3, 3), 8, 8, (3, 3, 3), pad=gap, gap=gap))
+    done = scheduled(flat, **SMALL)
+    fills = [tiles.fill(s) for s in statements(done.body) if isinstance(s, For) and s.kind.key in tiles.FILLS]
+    boxes = [tiles.box(f) for f in fills if f is not None and f.loops[0].kind.key == tiles.TMA]
+    assert any(b is not None and b.window is not None for b in boxes) == is_box
+
+
+def test_taps_that_see_along_images_of_the_call_are_not_masked() -> None:
+    """There is one place along their dimension; images lie as far apart as places would by steps of 3."""
+    kernel = linearise._linear(parse_kernel("""
+    kernel f(m: size 1.. ~ 3, x: bf16[m, 3, 7, 16], w: bf16[24, 3, 16], out: bf16[m, 7, 24]) {
+      for n in m { for i in 7 { for o in 24 { acc s: f32 = add
+        for a in 3 { for k in 16 { s add= product(f32(x[n, a, i, k]), f32(w[o, a, k])) } }
+        out[n, i, o] = bf16(s)
+      } } }
+    }"""))
+    flat = im2col(kernel)
+    assert flat is not kernel
+    np.testing.assert_array_equal(result(flat, {"m": 3}), result(kernel, {"m": 3}))
+
+
 def test_what_is_no_convolution_stays() -> None:
     for kernel in (product(40, 24, 64), product(40, 24, 64, batch=3), product(40, 24, 64, "nn"), product("m", 24, 64)):
         assert im2col(kernel) is kernel
