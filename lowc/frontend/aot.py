@@ -28,9 +28,10 @@ CompileGraph = Callable[["Graph", list[torch.Tensor]], Compiled]
 Form = tuple[str, torch.dtype]
 CompileSource = Callable[["Source"], Compiled]
 
-CHANNELS_LAST = frozenset((("cpu", torch.float32), ("cpu", torch.bfloat16), ("cpu", torch.float16)))
+CHANNELS_LAST = frozenset(
+    (("cpu", torch.float32), ("cpu", torch.bfloat16), ("cpu", torch.float16), ("cuda", torch.bfloat16), ("cuda", torch.float16))
+)
 """The devices and dtypes of convolutions that get operands in ``channels_last``."""
-IN_INFERENCE = CHANNELS_LAST | {("cuda", torch.bfloat16), ("cuda", torch.float16)}
 
 
 def compile_module(
@@ -52,8 +53,8 @@ def compile_module(
     ``compile_source`` is, before that is read.
     ``keep``: ops that are not to be taken apart, as ``aten.gelu.default``, or what tells them if it matters.  With ``strict``, a
     graph that cannot be imported raises Unsupported.  With ``fallback_random``, random numbers are ATen's own.  With
-    ``channels_last``, convolutions get operands that lie so (on a GPU those of 16 bits in inference), but in inference on a CPU
-    those of f32 with ``own_convolutions``: they are likely to be lowc's own.  ``place``: where what AOTAutograd makes is kept, so
+    ``channels_last``, convolutions get operands that lie so (on a GPU those of 16 bits), but in inference on a CPU those of f32
+    with ``own_convolutions``: they are likely to be lowc's own.  ``place``: where what AOTAutograd makes is kept, so
     that a later process need not trace; its keys have whatever decides on all the others.
     """
     if any(isinstance(x, list | tuple | dict) for x in example_inputs):
@@ -76,7 +77,7 @@ def compile_module(
 
         log_recompile(gm)
     lies = CHANNELS_LAST if channels_last else frozenset[Form]()
-    inferred = IN_INFERENCE - ({("cpu", torch.float32)} if own_convolutions else set[Form]()) if channels_last else lies
+    inferred = lies - {("cpu", torch.float32)} if own_convolutions else lies
     table: dict[Any, Callable[..., Any]] = {}
 
     def fill() -> None:

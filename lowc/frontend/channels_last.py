@@ -1,6 +1,5 @@
 """Convolutions get their operands in ``channels_last``, in which ATen's on a CPU take half to four fifths of the time, and in
-which those of 16 bits are products on tensor cores on a GPU, ATen's and lowc's own (in inference: in training, copies of
-weights and of their gradients would be more calls, where a GPU waits for those).
+which those of 16 bits are products on tensor cores on a GPU, ATen's and lowc's own.
 
     convolution = aten.convolution(x, w, …)           →  clone = aten.clone(x, memory_format=channels_last)
     relu = aten.relu(convolution)                        convolution = aten.convolution(clone, w, …)        # channels_last
@@ -152,7 +151,7 @@ def _suits(node: fx.Node, forms: Collection[tuple[str, torch.dtype]]) -> bool:
         return False
     if any((v.device.type, v.dtype) not in forms or v._has_symbolic_sizes_strides for v in values):
         return False
-    return groups == 1 or values[0].device.type == "cpu"  # others are no products on a GPU
+    return bool(groups == 1 or values[0].device.type == "cpu")  # others are no products on a GPU
 
 
 def _operands(node: fx.Node) -> tuple[int, ...]:

@@ -72,8 +72,14 @@ def expressions(dtype: DType, isa: str) -> list[tuple[str, str]]:
     return lines
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", KNOWN, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "isa"),
+    [
+        pytest.param(d, i, marks=[pytest.mark.slow] * ((d.name, i) == ("bf16", "sse2")), id=f"{d}-{i}")
+        for d in KNOWN
+        for i in ISAS
+    ],
+)
 def test_ops(dtype: DType, isa: str) -> None:
     lines = expressions(dtype, isa)
     for start in range(0, len(lines), 40):

@@ -206,7 +206,7 @@ QUOTIENTS: dict[str, Callable[[Tensor, Tensor | float], Tensor]] = {
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", list(QUOTIENTS))
 def test_whole_quotients_by_one_element(name: str, dtype: torch.dtype, dynamic: bool) -> None:
     """ATen divides by a tensor with one element as by a number, whose quotients are not rounded before they are cut."""

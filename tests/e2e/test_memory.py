@@ -164,7 +164,7 @@ def test_no_more_is_saved_for_backward_than_in_eager(compiler_auto: Any, name: s
     assert saved(compiled) <= saved(model) * 1.01
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_peak_of_a_training_step(compiler_auto: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without workspaces of lowc's own products, which copy their factors and are the default on some processors."""
     monkeypatch.setenv("LOWC_MATMUL", "library")

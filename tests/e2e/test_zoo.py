@@ -24,7 +24,7 @@ def step(model: nn.Module, run: Any, args: Any, loss: Any) -> list[torch.Tensor]
     return [value.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("name", [*ZOO, *TRANSFORMERS])
+@pytest.mark.parametrize("name", [*ZOO, *(pytest.param(name, marks=pytest.mark.slow) for name in TRANSFORMERS)])
 def test_training_step(compiler_auto: Any, name: str) -> None:
     if name in TRANSFORMERS:
         pytest.importorskip("transformers")

@@ -6,7 +6,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowc.frontend.aot import CHANNELS_LAST, IN_INFERENCE
+from lowc.frontend.aot import CHANNELS_LAST
 from lowc.frontend.channels_last import to_channels_last
 
 A = torch.ops.aten
@@ -56,7 +56,7 @@ def test_of_16_bits_on_a_gpu(dtype: torch.dtype, groups: int, made: int) -> None
     with FakeTensorMode():
         args = [torch.empty(shape, device="cuda", dtype=dtype) for shape in ((2, 6, 8, 8), (6, 6 // groups, 3, 3))]
         gm = make_fx(lambda x, w: nn.functional.conv2d(x, w, groups=groups), tracing_mode="fake")(*args)
-    assert to_channels_last(gm.graph, IN_INFERENCE) == bool(made)
+    assert to_channels_last(gm.graph, CHANNELS_LAST) == bool(made)
     assert copies(gm) == made
 
 

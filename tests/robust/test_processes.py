@@ -62,7 +62,9 @@ def test_thirty_two_threads() -> None:
 LOADED = "from tests.robust.loading import loaded\nassert loaded({method!r}, {before})"
 
 
-@pytest.mark.parametrize(("method", "before"), [("fork", True), ("fork", False), ("spawn", False)])
+@pytest.mark.parametrize(
+    ("method", "before"), [("fork", True), pytest.param("fork", False, marks=pytest.mark.slow), ("spawn", False)]
+)
 def test_workers_of_a_loader(method: str, before: bool) -> None:
     run("-c", f"if __name__ == '__main__':\n    {LOADED.format(method=method, before=before).replace(chr(10), chr(10) + '    ')}")
 
@@ -88,7 +90,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_children_compile_for_themselves(method: str, tmp_path: Path) -> None:
     """After the parent has compiled and called; the parent goes on."""
     file = tmp_path / "main.py"
