@@ -165,8 +165,12 @@ def _levels(self: Value, dims: Sequence[int]) -> list[list[int]]:
     columns = math.prod(n for d, n in known.items() if d not in dims)
     if self.strides is None or not columns or columns >= COLUMNS or math.prod(known[d] for d in dims) < LEAST_COLUMN:
         return []
+    long = [d for d, n in known.items() if n != 1]
+    order = [long[n] for n in loop_order(tuple(self.shape[d] for d in long), tuple(self.strides[d] for d in long))]
+    if order[-1] in dims:
+        return []
     groups: list[list[int]] = [[]]
-    for dim in reversed([d for d in loop_order(self.shape, self.strides) if d in dims]):
+    for dim in reversed([d for d in order if d in dims]):
         before = math.prod(known[d] for d in groups[-1])
         if before >= LEAST_STEP and before * known[dim] > STEP:
             groups.append([])

@@ -44,6 +44,15 @@ def test_levels(shape: tuple[int, ...], kernels: int) -> None:
             torch.testing.assert_close(mine.double(), exact, rtol=8 * torch.finfo(dtype).eps, atol=8e-8)
 
 
+@pytest.mark.parametrize("dims", [(1, 2, 3), (2, 3), (3,)])
+def test_rows_have_no_levels(dims: tuple[int, ...]) -> None:
+    x = torch.randn(2, 5, 70, 80)
+    torch._dynamo.reset()
+    steps, found = for_gpu(lambda x: torch.var(x, dims), [x])
+    assert len(steps) == 1
+    torch.testing.assert_close(found.double(), x.double().var(dims), rtol=1e-6, atol=1e-7)
+
+
 def test_what_is_not_finite_stays_in_its_channel() -> None:
     x = images(20, 6, 30, 30)
     x[3, 1, 4, 5], x[19, 2, 29, 29], x[0, 3] = math.nan, math.inf, 7.25
