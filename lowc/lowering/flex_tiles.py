@@ -170,13 +170,13 @@ class _Tiles:
         parts = [self.of_index(a) if isinstance(a, FromIndex) else None for a in side.args]
         if len([p for p in parts if p is not None]) != 1 or not any(of_tile(a, self.at[2:]) for a in side.args):
             return None
-        one, other, name, dtype = side.args[0], side.args[1], side.name, side.dtype
+        name, dtype = side.name, side.dtype
         bits = dtype.bits - (dtype.kind == "i")
         least, most = const(-(1 << bits) if dtype.kind == "i" else 0, dtype), const((1 << bits) - 1, dtype)
 
         def ends(place: Coords) -> tuple[Expr, Expr]:
             left, right = (
-                (self.there(a, place),) * 2 if of is None else of(place) for a, of in zip((one, other), parts, strict=True)
+                (self.there(a, place),) * 2 if of is None else of(place) for a, of in zip(side.args, parts, strict=True)
             )
             low, high = op(name, left[0], right[name == "sub"]), op(name, left[1], right[name == "add"])
             fits = op("le", low, high)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.e2e import test_channels_last
-from tests.e2e.test_channels_last import AWKWARD, CONV, MODELS, error, ran
+from tests.e2e.test_channels_last import AWKWARD, CONV, MODELS, eager_and_compiled, error, ran
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -73,16 +73,8 @@ def test_inference(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", AWKWARD)
-@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
 def test_what_depends_on_how_memory_lies(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_channels_last, "CONV", copy.deepcopy(CONV).cuda().bfloat16())
-    x = torch.randn(2, 3, 10, 12, device="cuda", dtype=torch.bfloat16)
-    options = {"convolution": "library", "fallback_random": True, "strict_errors": True}
-    results = []
-    for function in (AWKWARD[case], torch.compile(AWKWARD[case], backend="lowc", dynamic=False, options=options)):
-        torch.manual_seed(0)
-        with torch.no_grad():
-            found = function(x)
-        results.append(list(found) if isinstance(found, tuple) else [found])
-    torch.testing.assert_close(results[1], results[0], rtol=2e-2, atol=2e-2)
-    assert [r.stride() for r in results[1]] == [r.stride() for r in results[0]]
+    eager, ours = eager_and_compiled(case, torch.randn(2, 3, 10, 12, device="cuda", dtype=torch.bfloat16))
+    torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-2)
+    assert [r.stride() for r in ours] == [r.stride() for r in eager]
